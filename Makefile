@@ -1,0 +1,54 @@
+# Each target sets itself up in .venv, which is made anew when pyproject.toml changes.
+#   make demo                 step through FlashAttention on real input
+#   make test [EXTRAS=torch]  lint, types and the CPU tests; extras of pyproject.toml, comma separated
+#   make bench | lint | format | clean
+
+EXTRAS ?=
+MIN_PYTHON := 3, 11
+CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < ($(MIN_PYTHON)))' >/dev/null 2>&1 \
+	&& echo $$p && break; done)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+comma := ,
+RUN_STAMP := .venv/.installed-run
+DEV_STAMP := .venv/.installed-dev$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
+SOURCES := $(wildcard flash_numba simulator scripts benchmarks tests tutorials)
+
+.PHONY: demo test lint format bench clean
+
+demo: $(RUN_STAMP)
+	@$(BIN)/flash-numba step --demo
+
+test: $(DEV_STAMP) lint
+	$(BIN)/python -m pytest -n auto -m "not gpu and not notebooks"
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(RUN_STAMP)
+	$(BIN)/python benchmarks/simulator_speed.py
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN_STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "flash_numba needs Python 3.11 or newer with the venv module: none of $(CANDIDATES) is; pass PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "setting up .venv with $(PYTHON) (about a minute)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(PIP) --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP) .ci/constraints.txt
+	@echo "installing the development tools$(if $(EXTRAS), and $(EXTRAS))"
+	@$(PIP) --constraint .ci/constraints.txt --editable ".[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]"
+	@touch $@
