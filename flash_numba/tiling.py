@@ -1,0 +1,255 @@
+"""Which key tiles a query tile visits, and what a tile needs on chip.
+
+`make_key_tiles` builds the function that answers the first question. The simulator calls it on
+arrays of query tiles, a kernel compiles it and calls it on its own: one schedule for both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from . import fn
+from .masks import Mask
+from .problem import Problem
+
+SKIPPED, PARTIAL, FULL = 0, 1, 2
+"""A tile's class: never visited, visited with masking, visited whole."""
+
+
+class KeyTiles(NamedTuple):
+    """Key tiles of one query tile: visit [start, stop); those in [full_start, full_stop) need no
+    mask. ``start <= full_start <= full_stop <= stop`` always holds."""
+
+    start: int
+    full_start: int
+    full_stop: int
+    stop: int
+
+
+@lru_cache(maxsize=None)
+def make_key_tiles(key_range: Callable | None, exact: bool) -> Callable:
+    """The function that gives a query tile's `KeyTiles` under a mask.
+
+    Parameters
+    ----------
+    key_range, exact
+        As in `masks.Mask`. Kernels pass the compiled device function of `key_range`.
+
+    Returns
+    -------
+    callable
+        ``key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)``; `m_block` is
+        a number or an array, `seqlen_k` the sequence's own number of keys. A row's range may lie
+        outside the sequence; it is clipped here.
+    """
+
+    def key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux):
+        tiles = (seqlen_k + tile_n - 1) // tile_n
+        if key_range is None:
+            first_lo, first_hi, last_lo, last_hi = 0, seqlen_k, 0, seqlen_k
+        else:
+            first_row = m_block * tile_m
+            last_row = fn.minimum(first_row + tile_m, seqlen_q) - 1
+            first_lo, first_hi = key_range(batch, head, first_row, aux)
+            last_lo, last_hi = key_range(batch, head, last_row, aux)
+        # Visited: from the first row's first key to the last row's last one.
+        lo = fn.minimum(fn.maximum(first_lo, 0), seqlen_k)
+        hi = fn.minimum(fn.maximum(last_hi, lo), seqlen_k)
+        start = lo // tile_n
+        stop = fn.where(hi > lo, (hi + tile_n - 1) // tile_n, start)
+        if not exact:
+            return KeyTiles(start, start, start, stop)
+        # Full: seen by all rows. The tail tile counts as ending where the sequence ends.
+        full_lo = fn.maximum(last_lo, 0)
+        full_hi = fn.where(first_hi >= seqlen_k, tiles * tile_n, fn.maximum(first_hi, 0))
+        full_start = fn.minimum(fn.maximum((full_lo + tile_n - 1) // tile_n, start), stop)
+        full_stop = fn.minimum(fn.maximum(full_hi // tile_n, full_start), stop)
+        return KeyTiles(start, full_start, full_stop, stop)
+
+    return key_tiles
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Tiles of size `b` that cover `a` elements."""
+    return -(-a // b)
+
+
+def check_tile(name: str, value: int) -> int:
+    """`value` if it is a tile size, else a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+    return int(value)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMask:
+    """A list of visited tiles for a mask that has no key range, made once and used often.
+
+    Attributes
+    ----------
+    mask : Mask
+        The mask that partial tiles still apply.
+    tile_m, tile_n : int
+        Tile sizes that the list was made for.
+    kinds : int8 array of shape (batch or 1, heads or 1, query tiles, key tiles)
+        SKIPPED, PARTIAL or FULL.
+    """
+
+    mask: Mask
+    tile_m: int
+    tile_n: int
+    kinds: np.ndarray
+
+    @classmethod
+    def from_mask(
+        cls,
+        mask: Mask,
+        problem: Problem,
+        tile_m: int,
+        tile_n: int,
+        *,
+        batches: int = 1,
+        heads: int = 1,
+    ) -> "BlockMask":
+        """Evaluate `mask` on every pair of positions and class every tile.
+
+        `batches` and `heads` are 1 where the mask does not depend on them. Needs time (not
+        memory) proportional to seqlen_q * seqlen_k.
+        """
+        tile_m, tile_n = check_tile("tile_m", tile_m), check_tile("tile_n", tile_n)
+        shape = ceil_div(problem.seqlen_q, tile_m), ceil_div(problem.seqlen_k, tile_n)
+        kinds = np.zeros((batches, heads, *shape), np.int8)
+        keys = np.arange(problem.seqlen_k)
+        starts = np.arange(0, problem.seqlen_k, tile_n)
+        for batch, head, m_block in np.ndindex(kinds.shape[:3]):
+            rows = np.arange(m_block * tile_m, min((m_block + 1) * tile_m, problem.seqlen_q))
+            keep = mask.keep(batch, head, rows[:, None], keys[None, :], mask.aux)
+            keep = np.broadcast_to(keep, (rows.size, keys.size))
+            if starts.size:
+                some = np.logical_or.reduceat(keep.any(axis=0), starts)
+                every = np.logical_and.reduceat(keep.all(axis=0), starts)
+                kinds[batch, head, m_block] = np.where(every, FULL, np.where(some, PARTIAL, 0))
+        return cls(mask, tile_m, tile_n, kinds)
+
+    def check_tiles(self, tile_m: int, tile_n: int) -> None:
+        """Raise a ValueError unless the list was made for these tile sizes."""
+        if (self.tile_m, self.tile_n) != (tile_m, tile_n):
+            raise ValueError(
+                f"block_mask was made for tiles of {self.tile_m}x{self.tile_n}, "
+                f"got tile_m={tile_m} and tile_n={tile_n}"
+            )
+
+    def tile_kinds(self, batch: int, head: int) -> np.ndarray:
+        """The (query tiles, key tiles) classes of one head."""
+        batches, heads = self.kinds.shape[:2]
+        return self.kinds[batch if batches > 1 else 0, head if heads > 1 else 0]
+
+
+class Run(NamedTuple):
+    """Neighbouring tiles of one class: blocks [start, stop)."""
+
+    start: int
+    stop: int
+    kind: int
+
+
+class Schedule:
+    """The tiles that one head visits, in the order in which programs and kernels visit them.
+
+    Parameters
+    ----------
+    problem : Problem
+    tile_m, tile_n : int
+        Rows of a query tile and of a key tile.
+    batch, head : int
+        Which sequence and query head.
+
+    Attributes
+    ----------
+    seqlen_q, seqlen_k : int
+        Queries, and the sequence's own number of keys.
+    m_blocks, n_blocks : int
+        Query tiles and key tiles that cover them.
+    """
+
+    def __init__(self, problem: Problem, tile_m: int, tile_n: int, batch: int = 0, head: int = 0):
+        self.tile_m = check_tile("tile_m", tile_m)
+        self.tile_n = check_tile("tile_n", tile_n)
+        self.seqlen_q = problem.seqlen_q
+        self.seqlen_k = problem.key_length(batch)
+        self.m_blocks = ceil_div(self.seqlen_q, self.tile_m)
+        self.n_blocks = ceil_div(self.seqlen_k, self.tile_n)
+        mask = problem.range_mask
+        if mask is not None and mask.key_range is not None:
+            _check_monotone(mask, batch, head, self.seqlen_q)
+        key_tiles = make_key_tiles(*((mask.key_range, mask.exact) if mask else (None, True)))
+        sizes = self.seqlen_q, self.seqlen_k, self.tile_m, self.tile_n
+        m_block = np.arange(self.m_blocks)
+        found = key_tiles(m_block, batch, head, *sizes, mask.aux if mask else ())
+        self._tiles = KeyTiles(*(np.broadcast_to(column, self.m_blocks) for column in found))
+        self._listed = None
+        if problem.block_mask is not None:
+            problem.block_mask.check_tiles(self.tile_m, self.tile_n)
+            listed = problem.block_mask.tile_kinds(batch, head)
+            self._listed = listed[: self.m_blocks, : self.n_blocks]
+
+    def rows(self, m_block: int) -> slice:
+        """Valid rows of a query tile."""
+        return slice(m_block * self.tile_m, min((m_block + 1) * self.tile_m, self.seqlen_q))
+
+    def cols(self, n_block: int) -> slice:
+        """Valid rows of a key tile (columns of S)."""
+        return slice(n_block * self.tile_n, min((n_block + 1) * self.tile_n, self.seqlen_k))
+
+    def key_runs(self, m_block: int) -> list[Run]:
+        """Key tiles that query tile `m_block` visits, as runs of one class, in order."""
+        start, full_start, full_stop, stop = (int(column[m_block]) for column in self._tiles)
+        if self._listed is not None:
+            kinds = np.full(self.n_blocks, SKIPPED, np.int8)
+            kinds[start:stop] = PARTIAL
+            kinds[full_start:full_stop] = FULL
+            return _runs(np.minimum(kinds, self._listed[m_block]))
+        runs = (
+            Run(start, full_start, PARTIAL),
+            Run(full_start, full_stop, FULL),
+            Run(full_stop, stop, PARTIAL),
+        )
+        return [run for run in runs if run.stop > run.start]
+
+    def query_runs(self, n_block: int) -> list[Run]:
+        """Query tiles that visit key tile `n_block`, as runs of one class, in order."""
+        start, full_start, full_stop, stop = self._tiles
+        visited = (start <= n_block) & (n_block < stop)
+        full = (full_start <= n_block) & (n_block < full_stop)
+        kinds = np.where(full, FULL, np.where(visited, PARTIAL, SKIPPED))
+        if self._listed is not None:
+            kinds = np.minimum(kinds, self._listed[:, n_block])
+        return _runs(kinds)
+
+    def kinds(self) -> np.ndarray:
+        """The class of every tile: int8 array of shape (query tiles, key tiles)."""
+        grid = np.full((self.m_blocks, self.n_blocks), SKIPPED, np.int8)
+        for m_block in range(self.m_blocks):
+            for start, stop, kind in self.key_runs(m_block):
+                grid[m_block, start:stop] = kind
+        return grid
+
+
+def _runs(kinds: np.ndarray) -> list[Run]:
+    edges = np.flatnonzero(np.diff(kinds)) + 1
+    bounds = [0, *edges.tolist(), len(kinds)]
+    pairs = zip(bounds[:-1], bounds[1:], strict=True)
+    return [Run(a, b, int(kinds[a])) for a, b in pairs if b > a and kinds[a] != SKIPPED]
+
+
+def _check_monotone(mask: Mask, batch: int, head: int, seqlen_q: int) -> None:
+    for end in mask.key_range(batch, head, np.arange(seqlen_q), mask.aux):
+        falls = np.flatnonzero(np.diff(np.broadcast_to(end, seqlen_q)) < 0)
+        if falls.size:
+            raise ValueError(
+                f"key_range of mask {mask.name!r} must not decrease as q_idx grows, "
+                f"got a fall between rows {falls[0]} and {falls[0] + 1}"
+            )
