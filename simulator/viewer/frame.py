@@ -1,0 +1,193 @@
+"""One frame: title, grid, algorithm, SRAM, row and HBM panels, fitted to width x height cells."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+
+from .glyphs import UNICODE, Glyphs
+from .grid_panel import grid_height
+from .moment import Moment
+from .panels import SECTIONS
+from .sections import Line, clipped, line_length
+
+MIN_WIDTH, MIN_HEIGHT = 40, 20
+TWO_COLUMNS = 76
+"""From this width on the panels stand in two columns."""
+
+_KEYS = "g go to  space play  b break  r row  c compare  ? help"
+HINTS = f"←/→ event  ⇧←/⇧→ tile  {_KEYS}"
+ASCII_HINTS = f"arrows event  , . tile  {_KEYS}"
+
+
+class TooSmall(ValueError):
+    """The terminal has no room for a frame."""
+
+
+def check_size(width: int, height: int, runs: int = 1) -> None:
+    """Raise `TooSmall` unless frames of `runs` runs side by side fit.
+
+    Raises
+    ------
+    TooSmall
+        With what is needed and what was given.
+    """
+    least = MIN_WIDTH if runs == 1 else TWO_COLUMNS
+    if width < least or height < MIN_HEIGHT:
+        raise TooSmall(f"terminal must have at least {least}x{MIN_HEIGHT}, got {width}x{height}")
+
+
+def hint_line(glyphs: Glyphs) -> str:
+    """The keys worth knowing first."""
+    return HINTS if glyphs.unicode else ASCII_HINTS
+
+
+def frame(
+    moment: Moment,
+    width: int = 80,
+    height: int = 24,
+    glyphs: Glyphs = UNICODE,
+    hints: str | None = None,
+) -> Table:
+    """A frame of exactly width x height cells.
+
+    Parameters
+    ----------
+    moment : Moment
+    width, height : int
+    glyphs : Glyphs
+    hints : str or None
+        A last line; None leaves it out.
+
+    Returns
+    -------
+    rich.table.Table
+        Shows in a terminal, in an export and in a notebook.
+
+    Raises
+    ------
+    TooSmall
+        If there is no room.
+    """
+    check_size(width, height)
+    outer = Table.grid(padding=0)
+    outer.add_column(width=width, no_wrap=True)
+    outer.add_row(clipped(title(moment, width, glyphs), width, glyphs))
+    outer.add_row(_body(moment, width, height - 1 - (hints is not None), glyphs))
+    if hints is not None:
+        outer.add_row(clipped([(f" {hints}", "dim")], width, glyphs))
+    return outer
+
+
+def pair(
+    left: Moment,
+    right: Moment | None,
+    width: int = 80,
+    height: int = 24,
+    glyphs: Glyphs = UNICODE,
+    hints: str | None = None,
+) -> Table:
+    """Two runs side by side.
+
+    Parameters
+    ----------
+    left, right : Moment
+    width, height, glyphs, hints
+        As for `frame`.
+    """
+    if right is None:
+        return frame(left, width, height, glyphs, hints)
+    check_size(width, height, runs=2)
+    half = width // 2
+    inner = height - (hints is not None)
+    both = Table.grid(padding=0)
+    both.add_column(width=half, no_wrap=True)
+    both.add_column(width=width - half, no_wrap=True)
+    both.add_row(
+        frame(left, half, inner, glyphs, None), frame(right, width - half, inner, glyphs, None)
+    )
+    if hints is None:
+        return both
+    outer = Table.grid(padding=0)
+    outer.add_column(width=width, no_wrap=True)
+    outer.add_row(both)
+    outer.add_row(clipped([(f" {hints}", "dim")], width, glyphs))
+    return outer
+
+
+def title(moment: Moment, width: int, glyphs: Glyphs = UNICODE) -> Line:
+    """What runs and where we are; what matters least goes first where room is short."""
+    meta, replay = moment.meta, moment.replay
+    sizes = f"N {meta['seqlen_q']:,}"
+    if meta["seqlen_k"] != meta["seqlen_q"]:
+        sizes += f" M {meta['seqlen_k']:,}"
+    items = [
+        sizes,
+        f"d {meta['head_dim']}",
+        meta["dtype"],
+        f"tile {meta['tile_m']}x{meta['tile_n']}",
+        _mask(meta),
+        f"head {meta['head']}/{meta['num_heads']}" if meta["num_heads"] > 1 else "",
+    ]
+    items = [item for item in items if item]
+    where = (
+        f"tile {replay.stop_number(moment.event)}/{len(replay.stops)}  "
+        f"event {moment.event}/{len(replay) - 1}"
+    )
+    name = f" {meta['program']} {meta['direction']}"
+    if width < TWO_COLUMNS:
+        where = where.replace("event", "ev").replace("tile ", "")
+    while True:
+        line: Line = [(name, "bold"), ("".join(f"  {item}" for item in items), "")]
+        gap = width - line_length(line, glyphs) - len(where) - 1
+        if gap >= 2 or not items:
+            return [*line, (" " * max(gap, 1), ""), (where, "bold")]
+        items.pop()
+
+
+def _mask(meta) -> str:
+    left, right = meta["window"]
+    text = "causal" if meta["causal"] else ""
+    if left is not None or right is not None:
+        sides = ",".join("inf" if side is None else str(side) for side in (left, right))
+        text = f"{text} window {sides}".strip()
+    return text
+
+
+def _body(moment: Moment, width: int, height: int, glyphs: Glyphs):
+    if width < TWO_COLUMNS:
+        line = [(f" {glyphs.pointer} {moment.line}", "bold")]
+        stack = _stack(moment, _narrow_heights(moment, height - 1), width, glyphs)
+        return Group(clipped(line, width, glyphs), stack)
+    left = min(max(round(width * 0.37), 30), 72)
+    tall = min(grid_height(moment), height - 9)
+    columns = Table.grid(padding=0)
+    columns.add_column(width=left, no_wrap=True)
+    columns.add_column(width=width - left, no_wrap=True)
+    columns.add_row(
+        _stack(moment, {"grid": tall, "algorithm": height - tall}, left, glyphs),
+        _stack(moment, _right_heights(moment, height), width - left, glyphs),
+    )
+    return columns
+
+
+def _right_heights(moment: Moment, height: int) -> dict[str, int]:
+    """SRAM as tall as the run ever needs, so that panels do not jump; at least 7 lines of HBM."""
+    row, hbm = 7, 9
+    wanted = max(moment.replay.most_residents, 3) + 3
+    sram = min(wanted, max(height - row - hbm, 5))
+    return {"sram": sram, "row": row, "hbm": height - sram - row}
+
+
+def _narrow_heights(moment: Moment, height: int) -> dict[str, int]:
+    row, hbm = 6, 7
+    grid = min(grid_height(moment), max(height - row - hbm, 5))
+    return {"grid": grid, "row": row, "hbm": height - row - grid}
+
+
+def _stack(moment: Moment, heights: dict[str, int], width: int, glyphs: Glyphs) -> Group:
+    panels = []
+    for name, height in heights.items():
+        section = SECTIONS[name](moment, width - 4, height - 2, glyphs)
+        panels.append(section.panel(width, height, glyphs))
+    return Group(*panels)

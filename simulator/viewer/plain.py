@@ -1,0 +1,45 @@
+"""Frames as plain lines, for pipes and screen readers: no borders, no cursor, no colour."""
+
+from __future__ import annotations
+
+from .frame import title
+from .glyphs import UNICODE, Glyphs
+from .moment import Moment
+from .panels import SECTIONS
+from .replay import Replay
+from .sections import as_text
+
+ROOM = 1000
+
+
+def chosen_events(replay: Replay, frames: int, start: int = 0) -> list[int]:
+    """Events to print: the first tile from `start` on, tiles spread evenly, and the end.
+
+    Raises
+    ------
+    ValueError
+        If `frames` is below 1.
+    """
+    if frames < 1:
+        raise ValueError(f"frames must be a whole number >= 1, got {frames}")
+    last = len(replay) - 1
+    stops = [int(stop) for stop in replay.stops if stop >= start] or [start]
+    if start and start not in stops:
+        stops.insert(0, start)
+    if frames == 1:
+        return [stops[0]]
+    inner = frames - 1
+    spread = [stops[round(n * (len(stops) - 1) / inner)] for n in range(inner)]
+    return sorted({*spread, last})
+
+
+def plain_frame(moment: Moment, width: int = 80, glyphs: Glyphs = UNICODE) -> str:
+    """One frame as lines of at most `width` cells, panel after panel."""
+    lines = [as_text([title(moment, width, glyphs)], width, glyphs).plain.strip()]
+    for section in (make(moment, width - 2, ROOM, glyphs) for make in SECTIONS.values()):
+        lines.append(f"{glyphs.text(section.title)}:")
+        shown = (as_text([line], width - 2, glyphs).plain for line in section.lines)
+        lines += [f"  {line.rstrip()}" for line in shown if line.strip()]
+    return "\n".join(lines) + "\n"
+
+
