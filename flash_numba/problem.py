@@ -228,7 +228,8 @@ class Problem:
                 f"heads of q must be a multiple of the heads of k and v, got {q.shape[2]} and "
                 f"{k.shape[2]}; the layout is (batch, seqlen, heads, head_dim)"
             )
-        options.setdefault("dtype", dtype_name(q.dtype))
+        if "dtype" not in options:
+            options["dtype"] = dtype_name(q.dtype)
         return cls(
             seqlen_q=q.shape[1],
             seqlen_k=k.shape[1],
