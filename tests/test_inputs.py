@@ -1,6 +1,7 @@
 import builtins
 import pickle
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +11,9 @@ from flash_numba.problem import Problem
 from simulator.inputs import demo_input, load_input, random_input
 
 
-def tensors(seed=0, q=(2, 5, 4, 8), k=(2, 7, 2, 8), v=(2, 7, 2, 6), dtype=np.float32):
+def tensors(
+    seed=0, q=(2, 5, 4, 8), k=(2, 7, 2, 8), v=(2, 7, 2, 6), dtype: type = np.float32
+) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {
         name: rng.standard_normal(shape).astype(dtype)
@@ -67,7 +70,7 @@ def test_element_type(save, stored, asked, expected):
         np.testing.assert_array_equal(array, arrays[name].astype(expected))
 
 
-def refused(path, message, dtype=None, error=ValueError):
+def refused(path, message, dtype=None, error: type[Exception] = ValueError):
     with pytest.raises(error) as caught:
         load_input(path, dtype=dtype)
     assert re.search(message, str(caught.value)), caught.value
@@ -105,7 +108,8 @@ def test_what_the_element_type_cannot_hold_is_refused(save):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.complex64, bool])
 def test_non_float_is_refused(save, dtype):
-    arrays = tensors() | {"q": np.zeros((2, 5, 4, 8), dtype)}
+    arrays = tensors()
+    arrays["q"] = np.zeros((2, 5, 4, 8), dtype)
     refused(save(**arrays), f"^q must hold floats, got dtype {np.dtype(dtype)}")
 
 
