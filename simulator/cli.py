@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 
-CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+CLICK_ERROR: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 """Base of the errors that typer raises about options; typer brings its own or click's."""
 
 
 class OneLineErrors(typer.core.TyperGroup):
     """A command group that reports what a user can mend as ``error: ...`` and exit code 2."""
 
-    def main(self, args=None, prog_name=None, **options) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **options: Any) -> NoReturn:
         """Run, and exit."""
         args = sys.argv[1:] if args is None else list(args)
-        options["standalone_mode"] = False
+        options |= {"prog_name": "flash-numba", "standalone_mode": False}
         try:
-            code = super().main(args or ["--help"], prog_name or "flash-numba", **options)
+            code = super().main(args or ["--help"], **options)
         except CLICK_ERROR as error:
-            _fail(error.format_message())  # type: ignore[attr-defined]
+            _fail(getattr(error, "format_message", error.__str__)())
         except (ValueError, TypeError, FileNotFoundError) as error:
             _fail(str(error))
         sys.exit(code if isinstance(code, int) else 0)

@@ -13,7 +13,7 @@ from .counts import Counts
 from .programs import PROGRAMS
 
 if TYPE_CHECKING:
-    from .compare import Comparison
+    from .compare_result import Comparison
 
 SQUARE = ("S", "P", "dP", "dS", "mask", "dropout")
 """Tensors with an element for every query and key."""
@@ -47,11 +47,13 @@ LARGER_TILE = {
 def render(comparison: Comparison) -> Group:
     """Three tables, the units, and sentences below."""
     return Group(
-        Text(headline(comparison), style="bold"),
+        Text(headline(comparison) + "\n", style="bold"),
         _hbm_table(comparison),
+        Text(),
         _sram_table(comparison),
+        Text(),
         _time_table(comparison),
-        *(Text(line) for line in [*_units(comparison), "", *sentences(comparison)]),
+        *(Text(line) for line in ["", *_units(comparison), "", *sentences(comparison)]),
     )
 
 
@@ -140,7 +142,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _table(first: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)

@@ -74,7 +74,7 @@ def demo_input() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     tokens : list of 206 str
         The WordPiece of each row; see simulator/data/README.md.
     """
-    data = resources.files(__package__) / "data" / "minilm_layer.npz"
+    data = resources.files("simulator") / "data" / "minilm_layer.npz"
     with resources.as_file(data) as path, np.load(path, allow_pickle=False) as file:
         q, k, v = (file[name] for name in NAMES)
         return q, k, v, file["tokens"].tolist()
@@ -167,7 +167,8 @@ def _checked(path: Path, arrays: dict[str, np.ndarray], dtype: str | None):
     if dtype is None:
         own = arrays["q"].dtype
         dtype = dtype_name(own) if own in DTYPES.values() else "fp32"
-    return tuple(_rounded(path, name, arrays[name], dtype) for name in NAMES)
+    q, k, v = (_rounded(path, name, arrays[name], dtype) for name in NAMES)
+    return q, k, v
 
 
 def _rounded(path: Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray:
