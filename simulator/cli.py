@@ -29,6 +29,8 @@ class OneLineErrors(typer.core.TyperGroup):
             _fail(getattr(error, "format_message", error.__str__)())
         except (ValueError, TypeError, FileNotFoundError) as error:
             _fail(str(error))
+        except (MemoryError, OverflowError) as error:
+            _fail(f"the problem is too large for this machine: {error}")
         sys.exit(code if isinstance(code, int) else 0)
 
 
