@@ -144,5 +144,5 @@ class EventLog:
         bounds = {"op": OPERATIONS, "name": self.names, "line": self.meta["lines"]}
         for key, allowed in bounds.items():
             column = self.columns[key]
-            if column.size and not (0 <= column.min() and column.max() < len(allowed)):
+            if column.size and not (column.min() >= 0 and column.max() < len(allowed)):
                 raise ValueError(f"column {key!r} must lie in 0..{len(allowed) - 1}")
