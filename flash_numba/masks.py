@@ -12,9 +12,12 @@ Tiles are skipped only through a mask's `key_range`, which gives the keys that a
 see, or through a block list (`tiling.BlockMask`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+
+import numpy as np
 
 from . import fn
 
@@ -87,20 +90,24 @@ def overlap(first: Callable | None, second: Callable | None) -> Callable | None:
     """The overlap of two key ranges (None = all keys); its aux is the pair of theirs."""
     if first is None and second is None:
         return None
-    if first is None or second is None:
-        side = 1 if first is None else 0
-        only = second if first is None else first
 
-        def key_range(batch, head, q_idx, aux):
-            return only(batch, head, q_idx, aux[side])
+    def range_of_first(batch, head, q_idx, aux):
+        return first(batch, head, q_idx, aux[0])
 
+    def range_of_second(batch, head, q_idx, aux):
+        return second(batch, head, q_idx, aux[1])
+
+    def range_of_both(batch, head, q_idx, aux):
+        lo_1, hi_1 = first(batch, head, q_idx, aux[0])
+        lo_2, hi_2 = second(batch, head, q_idx, aux[1])
+        return fn.maximum(lo_1, lo_2), fn.minimum(hi_1, hi_2)
+
+    if second is None:
+        key_range = range_of_first
+    elif first is None:
+        key_range = range_of_second
     else:
-
-        def key_range(batch, head, q_idx, aux):
-            lo_1, hi_1 = first(batch, head, q_idx, aux[0])
-            lo_2, hi_2 = second(batch, head, q_idx, aux[1])
-            return fn.maximum(lo_1, lo_2), fn.minimum(hi_1, hi_2)
-
+        key_range = range_of_both
     key_range.parts = (overlap, first, second)
     return key_range
 
@@ -174,6 +181,14 @@ def window(shift, left: int | None, right: int | None) -> Mask:
     return Mask(name, _window, (shift, *sides), _window_range, exact=True)
 
 
+def _check_axes(name: str, tensor, axes: tuple[str, ...]) -> None:
+    if len(tensor.shape) != len(axes):
+        raise ValueError(
+            f"{name} must have {len(axes)} axes ({', '.join(axes)}), "
+            f"got shape {tuple(tensor.shape)}"
+        )
+
+
 def _boolean(batch, head, q_idx, k_idx, aux):
     return aux[0][batch, head, q_idx, k_idx]
 
@@ -186,6 +201,9 @@ def boolean(mask) -> Mask:
     mask : bool array of shape (batch, heads, seqlen_q, seqlen_k)
         Axes may have stride 0 (see `numpy.broadcast_to`).
     """
+    _check_axes("mask", mask, ("batch", "num_heads", "seqlen_q", "seqlen_k"))
+    if "bool" not in str(mask.dtype):
+        raise TypeError(f"mask must be a bool array (True = attend), got {mask.dtype}")
     return Mask("boolean mask", _boolean, (mask,))
 
 
@@ -252,7 +270,9 @@ def _softcap_derivative(score, batch, head, q_idx, k_idx, aux):
 
 
 def softcap(cap: float) -> ScoreMod:
-    """Scores squashed into (-cap, cap): ``cap * tanh(score / cap)``."""
+    """Scores squashed into (-cap, cap): ``cap * tanh(score / cap)``; `cap` > 0."""
+    if not 0 < cap < math.inf:
+        raise ValueError(f"softcap must be a finite number > 0, got {cap!r}")
     return ScoreMod(f"softcap({cap:g})", _softcap, (cap,), _softcap_derivative)
 
 
@@ -278,6 +298,7 @@ def alibi(slopes, shift) -> ScoreMod:
     ----------
     Press et al., "Train Short, Test Long", ICLR 2022.
     """
+    _check_axes("slopes", slopes, ("batch", "num_heads"))
     function = _alibi_by_batch if hasattr(shift, "__len__") else _alibi
     return ScoreMod("ALiBi", function, (slopes, shift), _one)
 
@@ -289,9 +310,9 @@ def _bias(score, batch, head, q_idx, k_idx, aux):
 def _bias_gradient(d_score, batch, head, q_idx, k_idx, aux, total):
     batches, heads, rows, cols = total.shape
     if rows == 1:
-        d_score, q_idx = d_score.sum(axis=0, keepdims=True), 0
+        d_score, q_idx = d_score.sum(axis=0, keepdims=True), np.zeros((1, 1), int)
     if cols == 1:
-        d_score, k_idx = d_score.sum(axis=1, keepdims=True), 0
+        d_score, k_idx = d_score.sum(axis=1, keepdims=True), np.zeros((1, 1), int)
     total[batch if batches > 1 else 0, head if heads > 1 else 0, q_idx, k_idx] += d_score
 
 
@@ -303,6 +324,7 @@ def bias(tensor) -> ScoreMod:
     tensor : float array of shape (batch, heads, seqlen_q, seqlen_k)
         Axes may have stride 0; the gradient is then summed over them.
     """
+    _check_axes("bias", tensor, ("batch", "num_heads", "seqlen_q", "seqlen_k"))
     return ScoreMod("bias", _bias, (tensor,), _one, 0, _bias_gradient)
 
 
@@ -329,4 +351,10 @@ def relative_positions(weights, theta) -> ScoreMod:
     weights, theta : float arrays of shape (terms,)
         `weights` gets a gradient, `theta` (radians a position) is fixed.
     """
+    _check_axes("weights", weights, ("terms",))
+    if tuple(theta.shape) != tuple(weights.shape):
+        raise ValueError(
+            f"theta must have the shape of weights, {tuple(weights.shape)}, "
+            f"got {tuple(theta.shape)}"
+        )
     return ScoreMod("relative positions", _relative, (weights, theta), _one, 0, _relative_gradient)

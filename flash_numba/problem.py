@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from numbers import Real
 from operator import and_
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,12 @@ def dtype_name(dtype) -> str:
             return name
     known = ", ".join(str(d) for d in DTYPES.values())
     raise TypeError(f"dtype must be one of {known}; got {dtype}")
+
+
+def _finite(name: str, value) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
 
 
 def _whole(name: str, value, least: int) -> int:
@@ -133,9 +140,9 @@ class Problem:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}")
         if self.softmax_scale is None:
             put("softmax_scale", 1 / math.sqrt(self.head_dim))
-        if not math.isfinite(self.softmax_scale):
-            raise ValueError(f"softmax_scale must be a finite number, got {self.softmax_scale}")
-        put("softmax_scale", float(self.softmax_scale))
+        put("softmax_scale", _finite("softmax_scale", self.softmax_scale))
+        if not isinstance(self.causal, bool | np.bool_):
+            raise TypeError(f"causal must be True or False, got {self.causal!r}")
         put("causal", bool(self.causal))
         put("window", _window_sides(self.window))
         put("key_lengths", self._checked_lengths())
@@ -145,6 +152,9 @@ class Problem:
                 raise TypeError(f"score_mods must hold ScoreMod objects, got {mod!r}")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise TypeError(f"mask must be a Mask or None, got {self.mask!r}")
+        if self.block_mask is not None:
+            self._check_block_mask()
+        put("dropout_p", _finite("dropout_p", self.dropout_p))
         if not 0 <= self.dropout_p < 1:
             raise ValueError(f"dropout_p must be in [0, 1), got {self.dropout_p!r}")
         put("seed", _whole("seed", self.seed, 0))
@@ -160,11 +170,26 @@ class Problem:
                 f"key_lengths must be whole numbers of shape ({self.batch},), "
                 f"got {lengths.dtype} of shape {lengths.shape}"
             )
-        if lengths.size and not (0 <= lengths.min() and lengths.max() <= self.seqlen_k):
+        if lengths.size and (lengths.min() < 0 or lengths.max() > self.seqlen_k):
             raise ValueError(
                 f"key_lengths must lie in 0..{self.seqlen_k} (seqlen_k), got {lengths.tolist()}"
             )
         return lengths.astype(np.int64)
+
+    def _check_block_mask(self) -> None:
+        kinds = getattr(self.block_mask, "kinds", None)
+        if not isinstance(kinds, np.ndarray):
+            raise TypeError(f"block_mask must be a BlockMask or None, got {self.block_mask!r}")
+        tiles = self.block_mask.grid(self)
+        leads = {1, self.batch}, {1, self.num_heads}
+        if kinds.ndim != 4 or kinds.shape[2:] != tiles or any(
+            size not in allowed for size, allowed in zip(kinds.shape[:2], leads, strict=True)
+        ):
+            raise ValueError(
+                f"block_mask must list tiles of shape (1 or {self.batch}, 1 or {self.num_heads}, "
+                f"{tiles[0]}, {tiles[1]}) = (batch, num_heads, query tiles, key tiles), "
+                f"got {kinds.shape}"
+            )
 
     @property
     def group(self) -> int:
@@ -179,6 +204,31 @@ class Problem:
     def key_length(self, batch: int) -> int:
         """Keys of sequence `batch`: its own length, or seqlen_k."""
         return self.seqlen_k if self.key_lengths is None else int(self.key_lengths[batch])
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all inputs and outputs by name (q, k, v, o, lse; do, dlse, dq, dk, dv)."""
+        q = self.batch, self.seqlen_q, self.num_heads, self.head_dim
+        k = self.batch, self.seqlen_k, self.num_kv_heads, self.head_dim
+        v, o = (*k[:3], self.head_dim_v), (*q[:3], self.head_dim_v)
+        lse = self.batch, self.num_heads, self.seqlen_q
+        return dict(q=q, k=k, v=v, o=o, lse=lse, do=o, dlse=lse, dq=q, dk=k, dv=v)
+
+    def check_shapes(self, **arrays) -> None:
+        """Raise a ValueError for the first array whose shape is not the problem's.
+
+        Parameters
+        ----------
+        **arrays
+            Under the names of `shapes`.
+        """
+        for name, array in arrays.items():
+            allowed, received = self.shapes[name], tuple(array.shape)
+            if received != allowed:
+                axes = "num_heads, seqlen_q" if len(allowed) == 3 else "seqlen, heads, head_dim"
+                raise ValueError(
+                    f"{name} must have shape {allowed} (batch, {axes}), got {received}"
+                )
 
     @property
     def shift(self):
@@ -211,7 +261,8 @@ class Problem:
         k : array of shape (batch, seqlen_k, num_kv_heads, head_dim)
         v : array of shape (batch, seqlen_k, num_kv_heads, head_dim_v)
         **options
-            The remaining fields of `Problem`; `dtype` defaults to that of `q`.
+            The remaining fields of `Problem`. Without `dtype` it is that of the arrays, which must
+            agree; with it any array is taken, as a float64 one whose numbers stand for that type.
         """
         for name, array in (("q", q), ("k", k), ("v", v)):
             if len(array.shape) != 4:
@@ -228,7 +279,12 @@ class Problem:
                 f"heads of q must be a multiple of the heads of k and v, got {q.shape[2]} and "
                 f"{k.shape[2]}; the layout is (batch, seqlen, heads, head_dim)"
             )
-        options.setdefault("dtype", dtype_name(q.dtype))
+        if "dtype" not in options:
+            options["dtype"] = dtype_name(q.dtype)
+            if not q.dtype == k.dtype == v.dtype:
+                raise TypeError(
+                    f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
+                )
         return cls(
             seqlen_q=q.shape[1],
             seqlen_k=k.shape[1],
@@ -265,4 +321,4 @@ def _window_sides(window) -> tuple[int | None, int | None]:
     for side in (left, right):
         if side is not None:
             _whole("window side (None = unlimited)", side, 0)
-    return left, right
+    return tuple(None if side is None else int(side) for side in (left, right))
