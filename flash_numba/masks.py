@@ -12,7 +12,6 @@ Tiles are skipped only through a mask's `key_range`, which gives the keys that a
 see, or through a block list (`tiling.BlockMask`).
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from functools import cache
 import numpy as np
 
 from . import fn
+from .checks import axes, finite
 
 UNLIMITED = 1 << 40
 """A window side this wide reaches every key (sequence lengths stay below it)."""
@@ -81,7 +81,7 @@ def both(first: Callable, second: Callable) -> Callable:
     def keep(batch, head, q_idx, k_idx, aux):
         return first(batch, head, q_idx, k_idx, aux[0]) & second(batch, head, q_idx, k_idx, aux[1])
 
-    keep.parts = (both, first, second)
+    keep.__dict__["parts"] = (both, first, second)
     return keep
 
 
@@ -91,25 +91,28 @@ def overlap(first: Callable | None, second: Callable | None) -> Callable | None:
     if first is None and second is None:
         return None
 
-    def range_of_first(batch, head, q_idx, aux):
-        return first(batch, head, q_idx, aux[0])
+    if first is None or second is None:
+        key_range = _range_of_part(0 if second is None else 1, first or second)
+    else:
+        key_range = _overlap_of_ranges(first, second)
+    key_range.__dict__["parts"] = (overlap, first, second)
+    return key_range
 
-    def range_of_second(batch, head, q_idx, aux):
-        return second(batch, head, q_idx, aux[1])
 
-    def range_of_both(batch, head, q_idx, aux):
+def _range_of_part(part, key_range):
+    def range_of_part(batch, head, q_idx, aux):
+        return key_range(batch, head, q_idx, aux[part])
+
+    return range_of_part
+
+
+def _overlap_of_ranges(first, second):
+    def overlap_of_ranges(batch, head, q_idx, aux):
         lo_1, hi_1 = first(batch, head, q_idx, aux[0])
         lo_2, hi_2 = second(batch, head, q_idx, aux[1])
         return fn.maximum(lo_1, lo_2), fn.minimum(hi_1, hi_2)
 
-    if second is None:
-        key_range = range_of_first
-    elif first is None:
-        key_range = range_of_second
-    else:
-        key_range = range_of_both
-    key_range.parts = (overlap, first, second)
-    return key_range
+    return overlap_of_ranges
 
 
 # Built-in masks. `shift` aligns the diagonal with the bottom-right corner: the last query sees
@@ -181,14 +184,6 @@ def window(shift, left: int | None, right: int | None) -> Mask:
     return Mask(name, _window, (shift, *sides), _window_range, exact=True)
 
 
-def _check_axes(name: str, tensor, axes: tuple[str, ...]) -> None:
-    if len(tensor.shape) != len(axes):
-        raise ValueError(
-            f"{name} must have {len(axes)} axes ({', '.join(axes)}), "
-            f"got shape {tuple(tensor.shape)}"
-        )
-
-
 def _boolean(batch, head, q_idx, k_idx, aux):
     return aux[0][batch, head, q_idx, k_idx]
 
@@ -201,7 +196,7 @@ def boolean(mask) -> Mask:
     mask : bool array of shape (batch, heads, seqlen_q, seqlen_k)
         Axes may have stride 0 (see `numpy.broadcast_to`).
     """
-    _check_axes("mask", mask, ("batch", "num_heads", "seqlen_q", "seqlen_k"))
+    axes("mask", mask, "batch", "num_heads", "seqlen_q", "seqlen_k")
     if "bool" not in str(mask.dtype):
         raise TypeError(f"mask must be a bool array (True = attend), got {mask.dtype}")
     return Mask("boolean mask", _boolean, (mask,))
@@ -271,7 +266,7 @@ def _softcap_derivative(score, batch, head, q_idx, k_idx, aux):
 
 def softcap(cap: float) -> ScoreMod:
     """Scores squashed into (-cap, cap): ``cap * tanh(score / cap)``; `cap` > 0."""
-    if not 0 < cap < math.inf:
+    if finite("softcap", cap) <= 0:
         raise ValueError(f"softcap must be a finite number > 0, got {cap!r}")
     return ScoreMod(f"softcap({cap:g})", _softcap, (cap,), _softcap_derivative)
 
@@ -298,7 +293,7 @@ def alibi(slopes, shift) -> ScoreMod:
     ----------
     Press et al., "Train Short, Test Long", ICLR 2022.
     """
-    _check_axes("slopes", slopes, ("batch", "num_heads"))
+    axes("slopes", slopes, "batch", "num_heads")
     function = _alibi_by_batch if hasattr(shift, "__len__") else _alibi
     return ScoreMod("ALiBi", function, (slopes, shift), _one)
 
@@ -324,7 +319,7 @@ def bias(tensor) -> ScoreMod:
     tensor : float array of shape (batch, heads, seqlen_q, seqlen_k)
         Axes may have stride 0; the gradient is then summed over them.
     """
-    _check_axes("bias", tensor, ("batch", "num_heads", "seqlen_q", "seqlen_k"))
+    axes("bias", tensor, "batch", "num_heads", "seqlen_q", "seqlen_k")
     return ScoreMod("bias", _bias, (tensor,), _one, 0, _bias_gradient)
 
 
@@ -351,7 +346,7 @@ def relative_positions(weights, theta) -> ScoreMod:
     weights, theta : float arrays of shape (terms,)
         `weights` gets a gradient, `theta` (radians a position) is fixed.
     """
-    _check_axes("weights", weights, ("terms",))
+    axes("weights", weights, "terms")
     if tuple(theta.shape) != tuple(weights.shape):
         raise ValueError(
             f"theta must have the shape of weights, {tuple(weights.shape)}, "

@@ -56,6 +56,10 @@ class Arithmetic(NamedTuple):
         """The result of one operation, rounded to the type it is stored in."""
         return array.astype(self.stored).astype(self.inside)
 
+    def result(self, array: np.ndarray) -> np.ndarray:
+        """A sum over heads, rounded to the type it is stored in; float64."""
+        return self.store(array).astype(np.float64)
+
 
 def arithmetic(dtype: str | None) -> Arithmetic:
     """The arithmetic of the truth (None) or of an ordinary framework in `dtype`.
@@ -64,7 +68,8 @@ def arithmetic(dtype: str | None) -> Arithmetic:
     arithmetic in fp8: inputs of that type are worked on in bf16.
     """
     if dtype is None:
-        return Arithmetic(*[np.dtype(np.float64)] * 3)
+        exact = np.dtype(np.float64)
+        return Arithmetic(exact, exact, exact)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be None or one of {', '.join(DTYPES)}; got {dtype!r}")
     stored = DTYPES["bf16" if dtype == "fp8" else dtype]
@@ -154,7 +159,7 @@ def backward(problem: Problem, q, k, v, do, dlse=None, *, dtype: str | None = No
         dq[batch, :, head] = arith.store(ds @ at.k)
         dk[batch, seen, at.kv_head] += arith.store(ds.T @ at.q)
     aux = tuple(total for total in totals if total is not None)
-    return Gradients(*(arith.store(total).astype(np.float64) for total in (dq, dk, dv)), aux)
+    return Gradients(dq, arith.result(dk), arith.result(dv), aux)
 
 
 class _Head:

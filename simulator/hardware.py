@@ -146,8 +146,8 @@ def roofline(
 
     Notes
     -----
-    Williams, Waterman and Patterson, "Roofline" (2009), with one roof more for the exponentials,
-    which FlashAttention-3 (2024), section 3.1, found to be worth half a product's time on H100.
+    Williams, Waterman and Patterson, "Roofline" (2009), with one roof more for the exponentials:
+    FlashAttention-3 (2024) counts them at half the products' time on H100 for head_dim 128.
     """
     for name, count in (
         ("hbm_bytes", hbm_bytes),
@@ -209,9 +209,9 @@ T4 = Gpu(
     tensor_flops_per_s={"fp16": 65e12},
     fp32_flops_per_s=8.1e12,
     sources=_sources(
-        "NVIDIA Turing GPU Architecture (WP-09183), Tesla T4 appendix",
-        hbm_bytes_per_s="NVIDIA Turing GPU Architecture (WP-09183), Tesla T4 appendix: 320 GB/s, "
-        "as 256 bit at 10 Gbit/s give; the later T4 data sheet says 300 GB/s",
+        "NVIDIA Turing GPU Architecture (WP-09183), TU104 comparison: Tesla T4",
+        hbm_bytes_per_s="NVIDIA Turing GPU Architecture (WP-09183), TU104 comparison: 320 GB/s, as "
+        "256 bit at 10 Gbit/s give; NVIDIA's T4 product page says 300 GB/s",
     ),
 )
 
@@ -335,8 +335,7 @@ B200 = Gpu(
         "reach the stated 2.25 PFLOP/s",
         tensor_flops_per_s=f"{_HGX_B200}: half the printed figures, which count sparsity",
         fp32_flops_per_s=f"{_HGX_B200}: 75 TFLOP/s (launch material said 80)",
-        exp_per_clock_per_sm="FlashAttention-4 (2026), section on B200's throughputs: 16 per clock "
-        "and SM, unchanged from H100",
+        exp_per_clock_per_sm="FlashAttention-4 (2026): 16 per clock and SM, unchanged from H100",
     ),
 )
 

@@ -78,8 +78,11 @@ def test_shared_memory_as_a_hopper_reports_it():
 
 
 def test_h100_exponentials_as_flashattention_3_states_them():
-    # Section 3.1: "3.9 TFLOPS of special functions" against 989 TFLOPS of fp16 products.
+    # 3.9 TFLOPS of special functions against 989 TFLOPS of fp16 products, so that at head_dim 128
+    # (512 operations of products an exponential) they take half as long.
     assert hardware.H100.exp_per_s == pytest.approx(3.9e12, rel=0.01)
+    line = roofline(hardware.H100, hbm_bytes=0, matmul_flops=512e9, exp_count=1e9, dtype="fp16")
+    assert line.exp_s / line.matmul_s == pytest.approx(0.5, abs=0.01)
 
 
 @every_gpu
