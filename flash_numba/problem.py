@@ -134,6 +134,8 @@ class Problem:
         put("causal", bool(self.causal))
         put("window", _window_sides(self.window))
         put("key_lengths", self._checked_lengths())
+        if not isinstance(self.score_mods, tuple | list):
+            raise TypeError(f"score_mods must be a sequence of ScoreMod, got {self.score_mods!r}")
         put("score_mods", tuple(self.score_mods))
         for mod in self.score_mods:
             if not isinstance(mod, ScoreMod):
@@ -152,7 +154,7 @@ class Problem:
     def _checked_lengths(self) -> np.ndarray | None:
         if self.key_lengths is None:
             return None
-        lengths = np.asarray(self.key_lengths)
+        lengths = np.asarray(self.key_lengths, int if self.batch == 0 else None)
         if lengths.shape != (self.batch,) or lengths.dtype.kind not in "iu":
             raise ValueError(
                 f"key_lengths must be whole numbers of shape ({self.batch},), "
@@ -169,14 +171,8 @@ class Problem:
         if not isinstance(kinds, np.ndarray):
             raise TypeError(f"block_mask must be a BlockMask or None, got {block_mask!r}")
         tiles = block_mask.grid(self)
-        leads = {1, self.batch}, {1, self.num_heads}
-        if (
-            kinds.ndim != 4
-            or kinds.shape[2:] != tiles
-            or any(
-                size not in allowed for size, allowed in zip(kinds.shape[:2], leads, strict=True)
-            )
-        ):
+        allowed = {1, self.batch}, {1, self.num_heads}, {tiles[0]}, {tiles[1]}
+        if kinds.ndim != 4 or any(a not in b for a, b in zip(kinds.shape, allowed, strict=True)):
             raise ValueError(
                 f"block_mask must list tiles of shape (1 or {self.batch}, 1 or {self.num_heads}, "
                 f"{tiles[0]}, {tiles[1]}) = (batch, num_heads, query tiles, key tiles), "
