@@ -1,7 +1,7 @@
 """The machine that programs run on: HBM, one SRAM, registers, and a ledger that misses nothing.
 
-A program says what happens (`load`, `product`, `compute`, `store`, `free`) while it walks over tiles
-(`query_tile_grid`, `key_tiles`, ...); the machine moves the data, counts, checks and records.
+A program says what happens (`load`, `product`, `compute`, `store`, `free`) while it walks over
+tiles (`query_tile_grid`, `key_tiles`, ...); the machine moves the data, counts, checks and records.
 
 Three ways to run the same program text:
 

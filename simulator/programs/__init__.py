@@ -63,7 +63,7 @@ PROGRAMS = {
         ),
         Program(
             "with_mask_and_dropout",
-            "Standard attention, mask and dropout operations of their own, without an SRAM capacity",
+            "Standard attention with passes for mask and dropout, without an SRAM capacity",
             Pass(baselines.with_mask_and_dropout, baselines.MASK_DROPOUT_LINES),
             Pass(baselines.with_mask_and_dropout_backward, baselines.MASK_DROPOUT_BACKWARD_LINES),
             idealised=True,

@@ -168,7 +168,8 @@ def product(
         region = whole(gpu, out, head)
         sOut = gpu.in_sram(out, region.shape)
         scale = gpu.scale if is_scores else 1.0
-        gpu.product(line, sOut, sA, sB.T if out in ("S", "dP") else sB, scale=scale)
+        weights = gpu.drop(sA, head, gpu.all_rows, gpu.all_cols) if left == "P" else sA
+        gpu.product(line, sOut, weights, sB.T if out in ("S", "dP") else sB, scale=scale)
         if is_scores:
             gpu.change_scores(mask[0], sOut, head, gpu.all_rows, gpu.all_cols, masked=masked)
         gpu.store(store, region, sOut)
@@ -184,7 +185,8 @@ def summed_product(gpu: Machine, kernel: str, lines, left: str, right: str, out:
         acc, sOut = gpu.in_registers(out, region.shape, 0.0), gpu.in_sram(out, region.shape)
         for head in heads:
             sA, sB = gpu.load(load, whole(gpu, left, head)), gpu.load(load, whole(gpu, right, head))
-            gpu.product(line, acc, sA.T, sB, add=True)
+            weights = gpu.drop(sA, head, gpu.all_rows, gpu.all_cols) if left == "P" else sA
+            gpu.product(line, acc, weights.T, sB, add=True)
             gpu.free(sA, sB)
         gpu.compute(line, (sOut,), (acc,), np.copy)
         gpu.store(store, region, sOut)
@@ -200,7 +202,7 @@ def elementwise(
     function: Callable,
     exp: int = 0,
 ) -> None:
-    """``results = function(head, *operands)`` for each query head; `exp` exponentials an element."""
+    """``results = function(head, *operands)`` a query head; `exp` exponentials an element."""
     load, line, store = lines
     gpu.kernel(kernel)
     for head in gpu.head_grid():
