@@ -7,6 +7,7 @@ both. A user's function that works only on scalars is run element by element.
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from weakref import WeakSet
 
 import numpy as np
@@ -84,15 +85,15 @@ def score_gradient(
     totals : sequence of arrays or None, optional
         From `aux_totals`: the gradient of each change's tensor is added to its entry.
 
-    Raises
-    ------
-    ValueError
-        If a score change has no derivative.
-
     Returns
     -------
     array of shape (rows, cols), the dtype of `d_scores`
         `d_scores` itself if there is no score change.
+
+    Raises
+    ------
+    ValueError
+        If a score change has no derivative.
     """
     where = batch, head, q_idx, k_idx
     for number in reversed(range(len(problem.score_mods))):
@@ -187,6 +188,24 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
             stacklevel=3,
         )
     return np.array(elements).reshape(shape)
+
+
+@cache
+def range_on_arrays(key_range: Callable) -> Callable:
+    """The `key_range` of a mask made to work on arrays of rows, whether it does or not."""
+
+    def first(batch, head, q_idx, aux):
+        return key_range(batch, head, q_idx, aux)[0]
+
+    def end(batch, head, q_idx, aux):
+        return key_range(batch, head, q_idx, aux)[1]
+
+    def on_arrays(batch, head, q_idx, aux):
+        row = batch, head, q_idx
+        ends = (evaluate("key_range", side, *row, aux=aux) for side in (first, end))
+        return tuple(ends)
+
+    return on_arrays
 
 
 def _read_only(operand):
