@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from .viewer.command import step
+
 CLICK_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -45,6 +47,9 @@ app = typer.Typer(
     help="FlashAttention to read, run, step through and count.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.command()(step)
 
 
 def main() -> NoReturn:

@@ -48,6 +48,7 @@ def frame(
     height: int = 24,
     glyphs: Glyphs = UNICODE,
     hints: str | None = None,
+    most_tiles: int = 0,
 ) -> Table:
     """A frame of exactly width x height cells.
 
@@ -58,6 +59,8 @@ def frame(
     glyphs : Glyphs
     hints : str or None
         A last line; None leaves it out.
+    most_tiles : int
+        Room in the SRAM panel, if more than this run needs.
 
     Returns
     -------
@@ -73,7 +76,8 @@ def frame(
     outer = Table.grid(padding=0)
     outer.add_column(width=width, no_wrap=True)
     outer.add_row(clipped(title(moment, width, glyphs), width, glyphs))
-    outer.add_row(_body(moment, width, height - 1 - (hints is not None), glyphs))
+    most_tiles = max(most_tiles, moment.replay.most_residents, 3)
+    outer.add_row(_body(moment, width, height - 1 - (hints is not None), glyphs, most_tiles))
     if hints is not None:
         outer.add_row(clipped([(f" {hints}", "dim")], width, glyphs))
     return outer
@@ -103,8 +107,10 @@ def pair(
     both = Table.grid(padding=0)
     both.add_column(width=half, no_wrap=True)
     both.add_column(width=width - half, no_wrap=True)
+    most = max(run.replay.most_residents for run in (left, right))
     both.add_row(
-        frame(left, half, inner, glyphs, None), frame(right, width - half, inner, glyphs, None)
+        frame(left, half, inner, glyphs, None, most),
+        frame(right, width - half, inner, glyphs, None, most),
     )
     if hints is None:
         return both
@@ -134,7 +140,9 @@ def title(moment: Moment, width: int, glyphs: Glyphs = UNICODE) -> Line:
         f"tile {replay.stop_number(moment.event)}/{len(replay.stops)}  "
         f"event {moment.event}/{len(replay) - 1}"
     )
-    name = f" {meta['program']} {meta['direction']}"
+    name = f" {meta['program']}"
+    if width >= TWO_COLUMNS or len(name) < 12:
+        name += f" {meta['direction']}"
     if width < TWO_COLUMNS:
         where = where.replace("event", "ev").replace("tile ", "")
     while True:
@@ -154,10 +162,10 @@ def _mask(meta) -> str:
     return text
 
 
-def _body(moment: Moment, width: int, height: int, glyphs: Glyphs):
+def _body(moment: Moment, width: int, height: int, glyphs: Glyphs, most_tiles: int):
     if width < TWO_COLUMNS:
         line = [(f" {glyphs.pointer} {moment.line}", "bold")]
-        stack = _stack(moment, _narrow_heights(moment, height - 1), width, glyphs)
+        stack = _stack(moment, _narrow_heights(moment, height - 1, most_tiles), width, glyphs)
         return Group(clipped(line, width, glyphs), stack)
     left = min(max(round(width * 0.37), 30), 72)
     tall = min(grid_height(moment), height - 9)
@@ -166,23 +174,29 @@ def _body(moment: Moment, width: int, height: int, glyphs: Glyphs):
     columns.add_column(width=width - left, no_wrap=True)
     columns.add_row(
         _stack(moment, {"grid": tall, "algorithm": height - tall}, left, glyphs),
-        _stack(moment, _right_heights(moment, height), width - left, glyphs),
+        _stack(moment, _right_heights(height, most_tiles), width - left, glyphs),
     )
     return columns
 
 
-def _right_heights(moment: Moment, height: int) -> dict[str, int]:
+def _right_heights(height: int, most_tiles: int) -> dict[str, int]:
     """SRAM as tall as the run ever needs, so that panels do not jump; at least 7 lines of HBM."""
     row, hbm = 7, 9
-    wanted = max(moment.replay.most_residents, 3) + 3
-    sram = min(wanted, max(height - row - hbm, 5))
+    sram = min(most_tiles + 3, max(height - row - hbm, 5))
     return {"sram": sram, "row": row, "hbm": height - sram - row}
 
 
-def _narrow_heights(moment: Moment, height: int) -> dict[str, int]:
-    row, hbm = 6, 7
-    grid = min(grid_height(moment), max(height - row - hbm, 5))
-    return {"grid": grid, "row": row, "hbm": height - row - grid}
+def _narrow_heights(moment: Moment, height: int, most_tiles: int) -> dict[str, int]:
+    """Grid, row and HBM; SRAM and the algorithm too where there is room."""
+    heights = {"grid": grid_height(moment), "row": 6, "hbm": 7}
+    extra = {"sram": most_tiles + 3, "algorithm": 8}
+    for name, wanted in extra.items():
+        if sum(heights.values()) + wanted <= height:
+            heights[name] = wanted
+    heights["grid"] = max(min(heights["grid"], height - 13), 5)
+    heights["hbm"] += height - sum(heights.values())
+    order = ("grid", "algorithm", "sram", "row", "hbm")
+    return {name: heights[name] for name in order if name in heights}
 
 
 def _stack(moment: Moment, heights: dict[str, int], width: int, glyphs: Glyphs) -> Group:

@@ -107,7 +107,9 @@ def algorithm_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -
             continue
         at = len(lines)
         pieces = _folded(text, width - 2, glyphs)
-        lines += [[(("  " if n else f"{glyphs.pointer} ") + p, "bold")] for n, p in enumerate(pieces)]
+        lines += [
+            [(("  " if n else f"{glyphs.pointer} ") + p, "bold")] for n, p in enumerate(pieces)
+        ]
     room = max(height - 1, 1)
     start = min(max(at - room // 2, 0), max(len(lines) - room, 0))
     shown = lines[start : start + room]
@@ -168,7 +170,10 @@ def hbm_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sect
 def _against_standard(moment: Moment, total: int, label: int, digits: int) -> Line:
     baseline = moment.costs.baseline
     ratio = f"{total / baseline:.3f}x of it" if baseline else ""
-    return [(f"{BASELINE:<{label}}{baseline:>{digits},}{'in all':>{digits}}  ", ""), (ratio, "bold")]
+    return [
+        (f"{BASELINE:<{label}}{baseline:>{digits},}{'in all':>{digits}}  ", ""),
+        (ratio, "bold"),
+    ]
 
 
 def _moving(moment: Moment, start: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flash_numba.tiling import PARTIAL
+
 from .frame import title
 from .glyphs import UNICODE, Glyphs
 from .moment import Moment
@@ -33,13 +35,26 @@ def chosen_events(replay: Replay, frames: int, start: int = 0) -> list[int]:
     return sorted({*spread, last})
 
 
+def place_in_words(moment: Moment) -> str:
+    """Where we are, as a sentence: ``at query tile 2, key tile 3 (cut by the mask)``."""
+    step = moment.step
+    parts = [
+        f"{name} tile {number}"
+        for name, number in (("query", step.m_block), ("key", step.n_block))
+        if number >= 0
+    ]
+    if not parts:
+        return "at no single tile"
+    cut = len(parts) == 2 and moment.replay.kinds[step.m_block, step.n_block] == PARTIAL
+    return f"at {', '.join(parts)}{' (cut by the mask)' if cut else ''}"
+
+
 def plain_frame(moment: Moment, width: int = 80, glyphs: Glyphs = UNICODE) -> str:
     """One frame as lines of at most `width` cells, panel after panel."""
-    lines = [as_text([title(moment, width, glyphs)], width, glyphs).plain.strip()]
+    head = as_text([title(moment, width, glyphs)], width, glyphs).plain
+    lines = [" ".join(head.split()), place_in_words(moment)]
     for section in (make(moment, width - 2, ROOM, glyphs) for make in SECTIONS.values()):
         lines.append(f"{glyphs.text(section.title)}:")
         shown = (as_text([line], width - 2, glyphs).plain for line in section.lines)
         lines += [f"  {line.rstrip()}" for line in shown if line.strip()]
     return "\n".join(lines) + "\n"
-
-

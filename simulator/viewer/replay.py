@@ -55,11 +55,11 @@ class Replay:
     Parameters
     ----------
     log : EventLog
-    tokens : sequence of str, optional
-        What each row stands for.
 
     Attributes
     ----------
+    tokens : list of str or None
+        What each row stands for.
     stops : int array
         Landings of the steps that the tile keys stop at: pairs of tiles, and in a kernel that
         works on no pairs every step.
@@ -72,18 +72,20 @@ class Replay:
         If the log is empty or contradicts itself.
     """
 
-    def __init__(self, log: EventLog, tokens=None):
+    def __init__(self, log: EventLog):
         missing = [key for key in _META if key not in log.meta]
         if missing:
             raise ValueError(f"event log must state {', '.join(_META)}; missing {missing}")
         if not len(log):
             raise ValueError("event log must hold at least one event, got 0")
-        self.log, self.meta, self.names, self.tokens = log, log.meta, log.names, tokens
+        self.log, self.meta, self.names = log, log.meta, log.names
+        self.tokens = self.meta.get("tokens")
         self.columns = log.columns
         self.kinds = np.asarray(self.meta["tile_kinds"], np.int8).reshape(
             -(-self.meta["seqlen_q"] // self.meta["tile_m"]),
             -(-self.meta["seqlen_k"] // self.meta["tile_n"]),
         )
+        self._name_index = {name: index for index, name in enumerate(self.names)}
         self._check()
         self._sums = {name: np.cumsum(self.columns[name]) for name in SUMS}
         self._index_tensors()
@@ -184,7 +186,9 @@ class Replay:
         for i in self._put[inside].tolist():
             rows, cols = int(column["rows"][i]), int(column["cols"][i])
             shape = (rows, cols) if cols else (rows,)
-            tiles.append(Resident(self.names[column["name"][i]], shape, int(column["nbytes"][i]), i))
+            tiles.append(
+                Resident(self.names[column["name"][i]], shape, int(column["nbytes"][i]), i)
+            )
         return tiles
 
     def sram_bytes(self, event: int) -> tuple[int, int]:
@@ -260,12 +264,20 @@ class Replay:
         return self._visits.get((kernel, m_block), _NONE)
 
     def writer(self, step: Step, names: tuple[str, ...]) -> int:
-        """The last event of a step that computes a tile of one of `names`, else its last event."""
+        """The event of a step that gives a tile its last value.
+
+        That is the last computation of a tile of the first of `names` that the step computes; the
+        landing if it computes none of them.
+        """
         op = self.columns["op"][step.start : step.stop]
-        name = self.columns["name"][step.start : step.stop]
-        known = [self.names.index(n) for n in names if n in self.names]
-        found = np.flatnonzero(np.isin(op, (PRODUCT, COMPUTE)) & np.isin(name, known))
-        return step.start + int(found[-1]) if found.size else step.stop - 1
+        computed = np.where(
+            np.isin(op, (PRODUCT, COMPUTE)), self.columns["name"][step.start : step.stop], -1
+        )
+        for name in names:
+            found = np.flatnonzero(computed == self._name_index.get(name, -2))
+            if found.size:
+                return step.start + int(found[-1])
+        return step.landing
 
     # Indexing, once
 
@@ -284,6 +296,8 @@ class Replay:
                 )
         if len(self.meta["line_kernels"]) != len(self.meta["lines"]):
             raise ValueError("event log is inconsistent: lines and line_kernels differ in length")
+        if self.tokens is not None and len(self.tokens) != self.meta["seqlen_q"]:
+            raise ValueError("event log is inconsistent: tokens and seqlen_q differ in number")
         for event in self.log.watched:
             if not 0 <= event < len(self):
                 raise ValueError(f"event log is inconsistent: values kept after event {event}")
@@ -333,7 +347,9 @@ class Replay:
         }
 
     def _index_steps(self) -> None:
-        place = np.stack([self.columns[c] for c in ("kernel", "block", "head", "m_block", "n_block")])
+        place = np.stack(
+            [self.columns[c] for c in ("kernel", "block", "head", "m_block", "n_block")]
+        )
         moves = np.diff(place, axis=1) != 0
         self._starts = np.concatenate(([0], np.flatnonzero(moves.any(axis=0)) + 1))
         self._stops = np.append(self._starts[1:], len(self))

@@ -18,7 +18,7 @@ def row_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sect
     token = f" '{moment.token}'" if moment.token is not None else ""
     title = f"row {row.row}{token}{_where(moment)}"
     if not row.recorded:
-        lines: list[Line] = [[("this run was recorded without numbers", "dim")]]
+        lines: list[Line] = [[("no numbers were kept of this run", "dim")]]
     elif row.status == "waiting":
         lines = [[(text, "dim")] for text in _waiting(moment)]
     else:

@@ -14,14 +14,15 @@ import numpy as np
 from .replay import Replay
 
 WRITERS = {
-    "row_max": ("m", "row_max"),
-    "rescale": ("m", "row_max"),
-    "row_sum": ("l", "row_sum"),
+    "row_max": ("m",),
+    "rescale": ("m",),
+    "row_sum": ("l", "m"),
     "O": ("O",),
-    "P": ("S", "P"),
+    "P": ("P", "S"),
     "dS": ("dS", "dP"),
 }
-"""Tiles whose last computation in a step gives a watched value."""
+"""Tiles whose computation gives a watched value, the likelier name first: a program may compute
+row_sum together with m, or P in place of S."""
 
 START = {"row_max": -math.inf, "row_sum": 0.0}
 """Where a row begins, before its first tile."""
@@ -100,8 +101,7 @@ def row_at(replay: Replay, event: int, row: int) -> Row:
     ValueError
         If there is no such row.
     """
-    if not 0 <= row < replay.meta["seqlen_q"]:
-        raise ValueError(f"row must be in 0..{replay.meta['seqlen_q'] - 1}, got {row}")
+    _check_row(replay, row)
     m_block, local = divmod(row, replay.meta["tile_m"])
     step = replay.step_at(event)
     visits = replay.visits(step.kernel, m_block)
@@ -143,6 +143,7 @@ def followed_row(replay: Replay, event: int) -> int:
 
 def max_changes(replay: Replay, row: int) -> np.ndarray:
     """Events at which row_max of a row changes, ascending."""
+    _check_row(replay, row)
     m_block, local = divmod(row, replay.meta["tile_m"])
     changes = []
     for kernel in range(len(replay.meta["kernels"])):
@@ -153,6 +154,11 @@ def max_changes(replay: Replay, row: int) -> np.ndarray:
                 last = values["row_max"][local]
                 changes.append(replay.writer(replay.step_at(at), WRITERS["row_max"]))
     return np.array(changes, np.int64)
+
+
+def _check_row(replay: Replay, row: int) -> None:
+    if not 0 <= row < replay.meta["seqlen_q"]:
+        raise ValueError(f"row must be in 0..{replay.meta['seqlen_q'] - 1}, got {row}")
 
 
 def _values(replay: Replay, event: int, local: int) -> dict[str, float | np.ndarray]:

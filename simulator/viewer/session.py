@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from flash_numba.problem import Problem
+from flash_numba.tiling import Schedule
 
 from ..events import EventLog
 from ..programs import PROGRAMS, Pass, Program, flash2
@@ -23,6 +24,9 @@ BROKEN = Program(
 )
 """A program to watch going wrong."""
 
+MOST_PAIRS = 50_000
+"""Pairs of tiles that a run may visit: its events have to stay in memory."""
+
 KEPT = 4
 """Runs that stay in memory."""
 
@@ -35,15 +39,16 @@ class Loaded:
     costs: Costs
 
     @classmethod
-    def of(cls, log: EventLog, tokens=None) -> Loaded:
+    def of(cls, log: EventLog) -> Loaded:
         """A log with its index and what it is held against."""
-        replay = Replay(log, tokens)
+        replay = Replay(log)
         return cls(replay, costs_of(replay))
 
 
 def program_names() -> list[str]:
     """Programs that can be stepped through."""
-    return [*PROGRAMS, BROKEN.name]
+    tiled = [name for name, program in PROGRAMS.items() if not program.idealised]
+    return [*tiled, BROKEN.name]
 
 
 class Session:
@@ -90,7 +95,7 @@ class Session:
         """
         key = program, direction, head
         if key not in self._runs:
-            loaded = Loaded.of(self.record(program, direction, head), self.tokens)
+            loaded = Loaded.of(self.record(program, direction, head))
             while len(self._runs) >= KEPT:
                 self._runs.pop(next(iter(self._runs)))
             self._runs[key] = loaded
@@ -103,6 +108,7 @@ class Session:
                 f"program must be one of {', '.join(program_names())}; got {program!r}"
             )
         chosen = BROKEN if program == BROKEN.name else program
+        self._check_size(head)
         do = self._gradient() if direction == "backward" else None
         result = simulate(
             chosen,
@@ -115,7 +121,20 @@ class Session:
             **self.options,
         )
         assert result.log is not None
+        if self.tokens is not None:
+            result.log.meta["tokens"] = list(self.tokens)
         return result.log
+
+    def _check_size(self, head: int) -> None:
+        if self.problem.seqlen_q < 1:
+            raise ValueError("seqlen_q must be at least 1 for a run to step through, got 0")
+        tiles = self.options["tile_m"], self.options["tile_n"]
+        pairs = int((Schedule(self.problem, *tiles, 0, head).kinds() > 0).sum())
+        if pairs > MOST_PAIRS:
+            raise ValueError(
+                f"a run to step through must visit at most {MOST_PAIRS:,} pairs of tiles, got "
+                f"{pairs:,}: take larger tiles or a shorter seqlen"
+            )
 
     def _gradient(self) -> np.ndarray:
         p = self.problem
@@ -129,11 +148,10 @@ class Saved:
     Parameters
     ----------
     log : EventLog
-    tokens : sequence of str, optional
     """
 
-    def __init__(self, log: EventLog, tokens=None):
-        self.loaded = Loaded.of(log, tokens)
+    def __init__(self, log: EventLog):
+        self.loaded = Loaded.of(log)
 
     def run(self, program: str, direction: str, head: int) -> Loaded:
         """The saved run.
