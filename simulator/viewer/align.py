@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .moment import Moment
-from .replay import Replay, Step
+from .replay import Replay
+from .steps import Step
 
 
 def aligned_event(run: Replay, event: int, other: Replay) -> int:
@@ -14,21 +15,21 @@ def aligned_event(run: Replay, event: int, other: Replay) -> int:
     Within a tile both runs are equally far; at the landing both are at their landing. Where `run`
     is at no pair of tiles, the pair that comes next counts, as just begun.
     """
-    number = run.step_number(event)
-    if run.is_pair[number]:
-        step = run.step(number)
+    number = run.steps.number_at(event)
+    if run.steps.is_pair[number]:
+        step = run.steps[number]
         twin = _twin(run, step, other)
         return _within(step, event, twin) if twin else len(other) - 1
-    later = np.flatnonzero(run.is_pair[number:])
+    later = np.flatnonzero(run.steps.is_pair[number:])
     if not later.size:
         return len(other) - 1
-    twin = _twin(run, run.step(number + int(later[0])), other)
+    twin = _twin(run, run.steps[number + int(later[0])], other)
     return max(twin.start - 1, 0) if twin else len(other) - 1
 
 
 def _twin(run: Replay, step: Step, other: Replay) -> Step | None:
     """The step of `other` at the same pair: in the kernel of the same name, else in its last."""
-    found = other.steps_at(step.m_block, step.n_block)
+    found = other.steps.of_pair(step.m_block, step.n_block)
     if not found:
         return None
     name = run.meta["kernels"][step.kernel]
@@ -45,11 +46,10 @@ def _within(step: Step, event: int, twin: Step) -> int:
 
 def difference(left: Moment, right: Moment) -> str | None:
     """How far two runs of one row agree on its output so far; None before both know it."""
-    outputs = [_output(moment) for moment in (left, right)]
-    if left.row.row != right.row.row or any(output is None for output in outputs):
+    mine, theirs = _output(left), _output(right)
+    if left.row.row != right.row.row or mine is None or theirs is None:
         return None
-    largest = float(np.abs(outputs[0] - outputs[1]).max())
-    scale = float(np.abs(outputs[0]).max())
+    largest, scale = float(np.abs(mine - theirs).max()), float(np.abs(mine).max())
     if largest <= 1e-5 * max(scale, 1e-30):
         return f"row {left.row.row}: both runs have the same output so far"
     return f"row {left.row.row}: OUTPUTS DIFFER by {largest:.3g}"

@@ -42,7 +42,9 @@ class Breakpoint:
         if self.kind == "tile":
             m_block, n_block = self.values
             replay.find_tile(m_block, n_block)
-            return np.array([step.landing for step in replay.steps_at(m_block, n_block)], np.int64)
+            return np.array(
+                [step.landing for step in replay.steps.of_pair(m_block, n_block)], np.int64
+            )
         if self.kind == "hbm":
             event = replay.first_beyond(self.values[0])
             return np.array([] if event is None else [event], np.int64)

@@ -76,7 +76,7 @@ def frame(
     outer = Table.grid(padding=0)
     outer.add_column(width=width, no_wrap=True)
     outer.add_row(clipped(title(moment, width, glyphs), width, glyphs))
-    most_tiles = max(most_tiles, moment.replay.most_residents, 3)
+    most_tiles = max(most_tiles, moment.replay.residency.most_tiles, 3)
     outer.add_row(_body(moment, width, height - 1 - (hints is not None), glyphs, most_tiles))
     if hints is not None:
         outer.add_row(clipped([(f" {hints}", "dim")], width, glyphs))
@@ -107,7 +107,7 @@ def pair(
     both = Table.grid(padding=0)
     both.add_column(width=half, no_wrap=True)
     both.add_column(width=width - half, no_wrap=True)
-    most = max(run.replay.most_residents for run in (left, right))
+    most = max(run.replay.residency.most_tiles for run in (left, right))
     both.add_row(
         frame(left, half, inner, glyphs, None, most),
         frame(right, width - half, inner, glyphs, None, most),
@@ -137,7 +137,7 @@ def title(moment: Moment, width: int, glyphs: Glyphs = UNICODE) -> Line:
     ]
     items = [item for item in items if item]
     where = (
-        f"tile {replay.stop_number(moment.event)}/{len(replay.stops)}  "
+        f"tile {replay.steps.begun(moment.event)}/{len(replay.steps.stops)}  "
         f"event {moment.event}/{len(replay) - 1}"
     )
     name = f" {meta['program']}"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flash_numba.tiling import PARTIAL, SKIPPED
+from flash_numba.tiling import FULL
 
-from .replay import NEVER, Replay
+from .replay import Replay
+from .residency import NEVER
 
 SKIP, TODO, MIXED, DONE, NOW = range(5)
 """A cell's state: skipped by the mask, to do, partly done, done, at hand."""
@@ -42,25 +43,19 @@ class Grid:
 
 def grid_at(replay: Replay, event: int) -> Grid:
     """The grid of the kernel at hand after an event, one cell a tile."""
-    step = replay.step_at(event)
-    first, last = replay.spans(step.kernel)
+    step = replay.steps.at(event)
+    first, last, (by_query, by_key) = replay.spans(step.kernel)
     visited = first != NEVER
     state = np.where(visited, TODO, SKIP).astype(np.int8)
     state[visited & (last <= event)] = DONE
-    rows, cols = first.shape
-    whole = first.shape == replay.kinds.shape
-    at_row = step.m_block if rows == replay.kinds.shape[0] else -1
-    at_col = step.n_block if cols == replay.kinds.shape[1] else -1
-    row, col = (0 if rows == 1 else at_row), (0 if cols == 1 else at_col)
+    row, col = step.m_block if by_query else 0, step.n_block if by_key else 0
     if row >= 0 and col >= 0 and visited[row, col]:
         state[row, col] = NOW
-        at_row, at_col = row, col
-    kinds = replay.kinds
-    partial = visited & (kinds == PARTIAL) if whole else np.zeros(first.shape, bool)
-    if whole:
-        partial |= visited & (kinds == SKIPPED)
-    axes = ("query tiles" if rows > 1 or whole else "", "key tiles" if cols > 1 or whole else "")
-    return Grid(state, partial, at_row, at_col, 1, axes)
+    partial = np.zeros(first.shape, bool)
+    if by_query and by_key:
+        partial = visited & (replay.kinds < FULL)
+    axes = ("query tiles" if by_query else "", "key tiles" if by_key else "")
+    return Grid(state, partial, row, col, 1, axes)
 
 
 def zoomed(grid: Grid, zoom: int) -> Grid:
@@ -85,8 +80,8 @@ def zoomed(grid: Grid, zoom: int) -> Grid:
     cut = np.zeros(padded.shape, bool)
     cut[:rows, :cols] = grid.partial
     cut = cut.reshape(cells.shape).any(axis=(1, 3)) | (some(SKIP) & (todo | done | now))
-    at = [value // zoom if value >= 0 else -1 for value in (grid.at_row, grid.at_col)]
-    return Grid(state, cut & (state != SKIP), *at, zoom * grid.zoom, grid.axes)
+    row, col = (at // zoom if at >= 0 else -1 for at in (grid.at_row, grid.at_col))
+    return Grid(state, cut & (state != SKIP), row, col, zoom * grid.zoom, grid.axes)
 
 
 def fitting_zoom(grid: Grid, rows: int, cols: int, most: int = 64) -> int:

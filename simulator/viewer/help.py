@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -53,7 +55,7 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen VerticalScroll { background: ansi_default; padding: 0 1; scrollbar-size: 0 0; }
     HelpScreen Static { background: ansi_default; color: ansi_default; }
     """
-    BINDINGS = [Binding("escape,q,question_mark,enter,f1", "dismiss")]
+    BINDINGS: ClassVar = [Binding("escape,q,question_mark,enter,f1", "dismiss")]
 
     def __init__(self, glyphs: Glyphs):
         super().__init__()

@@ -7,8 +7,9 @@ from functools import cached_property
 
 from .costs import Costs, costs_of
 from .grid import Grid, grid_at
-from .replay import Replay, Step
+from .replay import Replay
 from .rows import Row, followed_row, row_at
+from .steps import Step
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Moment:
     @cached_property
     def step(self) -> Step:
         """The block and pair of tiles at hand."""
-        return self.replay.step_at(self.event)
+        return self.replay.steps.at(self.event)
 
     @cached_property
     def line(self) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from rich.panel import Panel
 
 from ..memory import describe
-from .costs import BASELINE
 from .glyphs import UNICODE, Glyphs
 from .grid_panel import grid_section
+from .hbm_panel import hbm_section
 from .moment import Moment
-from .replay import Resident
+from .residency import Resident
 from .row_panel import row_section
-from .sections import Line, Section, line_length, plain
+from .sections import Line, Section, in_columns, line_length
 
 HELP = {
     "grid": "Which pairs of a query tile (down) and a key tile (across) are done, at hand, to do, "
@@ -34,7 +34,7 @@ HELP = {
 
 def sram_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Section:
     """Resident tiles with bytes and since when, a capacity bar, registers."""
-    used, peak = moment.replay.sram_bytes(moment.event)
+    used, peak = moment.replay.residency.nbytes(moment.event)
     capacity = moment.meta["sram_bytes"]
     title = f"SRAM {_kib(used)} of {_kib(capacity)} KiB" if capacity else f"SRAM {_kib(used)} KiB"
     if capacity:
@@ -43,7 +43,7 @@ def sram_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sec
     lines: list[Line] = [_resident(tile, moment) for tile in tiles]
     registers = _registers(moment.replay.registers(moment.event))
     if len(lines) + 1 > height:
-        lines = _in_columns([_short_resident(tile, moment) for tile in tiles], width, glyphs)
+        lines = in_columns([_short_resident(tile, moment) for tile in tiles], width, glyphs)
     if not lines:
         lines = [[("no tile is resident", "dim")]]
     lines = lines[: max(height - 1, 1)]
@@ -67,22 +67,6 @@ def _short_resident(tile: Resident, moment: Moment) -> Line:
     mark = "+" if tile.since == moment.event else " "
     style = "bold cyan" if mark == "+" else ""
     return [(f"{mark}{tile.name} {describe(tile.shape)} {_kib(tile.nbytes)}K", style)]
-
-
-def _in_columns(pieces: list[Line], width: int, glyphs: Glyphs) -> list[Line]:
-    """Short pieces side by side, as many as fit."""
-    if not pieces:
-        return []
-    cell = max(line_length(piece, glyphs) for piece in pieces) + 1
-    across = max(width // cell, 1)
-    lines = []
-    for start in range(0, len(pieces), across):
-        line: Line = []
-        for piece in pieces[start : start + across]:
-            pad = " " * (cell - line_length(piece, glyphs))
-            line += [*piece, (pad, "")]
-        lines.append(line)
-    return lines
 
 
 def _registers(tiles: list[Resident]) -> Line:
@@ -129,81 +113,6 @@ def _folded(text: str, width: int, glyphs: Glyphs) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def hbm_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Section:
-    """Elements read and written: this event, this tile, so far, at the end, by formula."""
-    if moment.view.tensors:
-        return Section("HBM elements so far, by tensor", _by_tensor(moment, width, height, glyphs))
-    replay, event, start = moment.replay, moment.event, moment.step.start
-    last = len(replay) - 1
-    largest = max(replay.total("hbm_read", last), moment.costs.baseline)
-    label, gap = (12, 2) if width >= 40 else (11, 1)
-    digits = max(len(f"{largest:,}"), len("written")) + gap
-    lines: list[Line] = [[(f"{'':<{label}}{'read':>{digits}}{'written':>{digits}}", "dim")]]
-
-    def add(name: str, read: int, written: int, note: str = "", style: str = "") -> None:
-        numbers = f"{name:<{label}}{read:>{digits},}{written:>{digits},}"
-        lines.append([(numbers, style), (f"  {note}", style)])
-
-    def both(begin: int, end: int) -> tuple[int, int]:
-        return replay.total("hbm_read", end, begin), replay.total("hbm_write", end, begin)
-
-    if height >= 7:
-        add("this event", *both(event, event), _moving(moment, event), "cyan")
-    add("this tile", *both(start, event), _moving(moment, start))
-    add("so far", *both(0, event), "", "bold")
-    add("at the end", *both(0, last))
-    closed = moment.costs.closed
-    if closed is None:
-        lines.append([("closed form: none for this program", "dim")])
-    else:
-        verdict = ("equal ✓", "green") if moment.costs.equal else ("DIFFERS ✗", "bold red")
-        add("closed form", closed.hbm_read_elements, closed.hbm_write_elements, *verdict)
-    lines.append(_against_standard(moment, sum(both(0, last)), label, digits))
-    room = height - len(lines)
-    if room >= 3:
-        lines += [[("so far, by tensor:", "dim")], *_by_tensor(moment, width, room - 1, glyphs)]
-    return Section("HBM elements", lines[:height])
-
-
-def _against_standard(moment: Moment, total: int, label: int, digits: int) -> Line:
-    baseline = moment.costs.baseline
-    ratio = f"{total / baseline:.3f}x of it" if baseline else ""
-    return [
-        (f"{BASELINE:<{label}}{baseline:>{digits},}{'in all':>{digits}}  ", ""),
-        (ratio, "bold"),
-    ]
-
-
-def _moving(moment: Moment, start: int) -> str:
-    moved = moment.replay.tensors(moment.event, start)
-    return " ".join(name for name, (read, written) in moved.items() if read or written)
-
-
-def _by_tensor(moment: Moment, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """A table of tensors if it fits, else as many side by side as do."""
-    moved = moment.replay.tensors(moment.event)
-    now = moment.replay.tensors(moment.event, moment.event)
-    pieces: list[Line] = []
-    for name, (read, written) in moved.items():
-        style = "bold cyan" if any(now[name]) else ""
-        mark = "+" if any(now[name]) else " "
-        pieces.append([(f"{mark}{name:<6}{read:>9,} r {written:>9,} w", style)])
-    if len(pieces) > height and width < 2 * (len(plain(pieces[0])) + 1):
-        short = (f"{name} {r:,}r {w:,}w" for name, (r, w) in moved.items())
-        pieces = [[(text, "")] for text in short]
-        lines: list[Line] = [[]]
-        for piece in pieces:
-            longer = [*lines[-1], *([("  ", "")] if lines[-1] else []), *piece]
-            if line_length(longer, glyphs) <= width:
-                lines[-1] = longer
-            else:
-                lines.append(piece)
-        return lines[:height]
-    if len(pieces) > height:
-        return _in_columns(pieces, width, glyphs)[:height]
-    return pieces
 
 
 SECTIONS = {

@@ -25,7 +25,7 @@ def chosen_events(replay: Replay, frames: int, start: int = 0) -> list[int]:
     if frames < 1:
         raise ValueError(f"frames must be a whole number >= 1, got {frames}")
     last = len(replay) - 1
-    stops = [int(stop) for stop in replay.stops if stop >= start] or [start]
+    stops = [int(stop) for stop in replay.steps.stops if stop >= start] or [start]
     if start and start not in stops:
         stops.insert(0, start)
     if frames == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +54,8 @@ class Row:
     m_block: int
     status: str
     n_block: int
-    before: dict[str, float | np.ndarray]
-    after: dict[str, float | np.ndarray]
+    before: dict[str, Any]
+    after: dict[str, Any]
     known: frozenset[str]
     recorded: bool
 
@@ -103,7 +104,7 @@ def row_at(replay: Replay, event: int, row: int) -> Row:
     """
     _check_row(replay, row)
     m_block, local = divmod(row, replay.meta["tile_m"])
-    step = replay.step_at(event)
+    step = replay.steps.at(event)
     visits = replay.visits(step.kernel, m_block)
     recorded = bool(replay.log.watched)
     current = step.m_block == m_block and step.n_block >= 0
@@ -129,8 +130,8 @@ def row_at(replay: Replay, event: int, row: int) -> Row:
 
 
 def followed_row(replay: Replay, event: int) -> int:
-    """The row that is worth a look when none was picked: the middle one of the query tile at hand."""
-    step, tile_m = replay.step_at(event), replay.meta["tile_m"]
+    """The row to show when none was picked: the middle one of the query tile at hand."""
+    step, tile_m = replay.steps.at(event), replay.meta["tile_m"]
     m_block = step.m_block
     if m_block < 0:
         blocks = replay.columns["m_block"]
@@ -152,7 +153,7 @@ def max_changes(replay: Replay, row: int) -> np.ndarray:
             values = replay.log.watched[at]
             if "row_max" in values and values["row_max"][local] != last:
                 last = values["row_max"][local]
-                changes.append(replay.writer(replay.step_at(at), WRITERS["row_max"]))
+                changes.append(replay.writer(replay.steps.at(at), WRITERS["row_max"]))
     return np.array(changes, np.int64)
 
 
@@ -161,8 +162,8 @@ def _check_row(replay: Replay, row: int) -> None:
         raise ValueError(f"row must be in 0..{replay.meta['seqlen_q'] - 1}, got {row}")
 
 
-def _values(replay: Replay, event: int, local: int) -> dict[str, float | np.ndarray]:
-    values: dict[str, float | np.ndarray] = {}
+def _values(replay: Replay, event: int, local: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for key, array in replay.log.watched[event].items():
         if local < len(array):
             entry = array[local]

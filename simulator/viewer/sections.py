@@ -72,3 +72,19 @@ def clipped(line: Line, width: int, glyphs: Glyphs) -> Text:
     if long and width > 0:
         text.append(mark, "dim")
     return text
+
+
+def in_columns(pieces: list[Line], width: int, glyphs: Glyphs) -> list[Line]:
+    """Short pieces side by side, as many as fit."""
+    if not pieces:
+        return []
+    cell = max(line_length(piece, glyphs) for piece in pieces) + 1
+    across = max(width // cell, 1)
+    lines = []
+    for start in range(0, len(pieces), across):
+        line: Line = []
+        for piece in pieces[start : start + across]:
+            pad = " " * (cell - line_length(piece, glyphs))
+            line += [*piece, (pad, "")]
+        lines.append(line)
+    return lines
