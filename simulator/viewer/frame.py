@@ -32,9 +32,9 @@ def check_size(width: int, height: int, runs: int = 1) -> None:
     TooSmall
         With what is needed and what was given.
     """
-    least = MIN_WIDTH if runs == 1 else TWO_COLUMNS
+    least = MIN_WIDTH * runs
     if width < least or height < MIN_HEIGHT:
-        raise TooSmall(f"terminal must have at least {least}x{MIN_HEIGHT}, got {width}x{height}")
+        raise TooSmall(f"terminal needs {least}x{MIN_HEIGHT}, got {width}x{height}")
 
 
 def hint_line(glyphs: Glyphs) -> str:
@@ -48,7 +48,6 @@ def frame(
     height: int = 24,
     glyphs: Glyphs = UNICODE,
     hints: str | None = None,
-    most_tiles: int = 0,
 ) -> Table:
     """A frame of exactly width x height cells.
 
@@ -59,8 +58,6 @@ def frame(
     glyphs : Glyphs
     hints : str or None
         A last line; None leaves it out.
-    most_tiles : int
-        Room in the SRAM panel, if more than this run needs.
 
     Returns
     -------
@@ -73,6 +70,10 @@ def frame(
         If there is no room.
     """
     check_size(width, height)
+    return _frame(moment, width, height, glyphs, hints)
+
+
+def _frame(moment, width, height, glyphs, hints, most_tiles: int = 0) -> Table:
     outer = Table.grid(padding=0)
     outer.add_column(width=width, no_wrap=True)
     outer.add_row(clipped(title(moment, width, glyphs), width, glyphs))
@@ -109,8 +110,8 @@ def pair(
     both.add_column(width=width - half, no_wrap=True)
     most = max(run.replay.residency.most_tiles for run in (left, right))
     both.add_row(
-        frame(left, half, inner, glyphs, None, most),
-        frame(right, width - half, inner, glyphs, None, most),
+        _frame(left, half, inner, glyphs, None, most),
+        _frame(right, width - half, inner, glyphs, None, most),
     )
     if hints is None:
         return both
@@ -164,9 +165,10 @@ def _mask(meta) -> str:
 
 def _body(moment: Moment, width: int, height: int, glyphs: Glyphs, most_tiles: int):
     if width < TWO_COLUMNS:
-        line = [(f" {glyphs.pointer} {moment.line}", "bold")]
+        line = clipped([(f" {glyphs.pointer} {moment.line}", "bold")], width, glyphs)
+        line.end = "\n"
         stack = _stack(moment, _narrow_heights(moment, height - 1, most_tiles), width, glyphs)
-        return Group(clipped(line, width, glyphs), stack)
+        return Group(line, stack)
     left = min(max(round(width * 0.37), 30), 72)
     tall = min(grid_height(moment), height - 9)
     columns = Table.grid(padding=0)

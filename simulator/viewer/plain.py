@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from flash_numba.tiling import PARTIAL
 
 from .frame import title
@@ -52,7 +54,7 @@ def place_in_words(moment: Moment) -> str:
 def plain_frame(moment: Moment, width: int = 80, glyphs: Glyphs = UNICODE) -> str:
     """One frame as lines of at most `width` cells, panel after panel."""
     head = as_text([title(moment, width, glyphs)], width, glyphs).plain
-    lines = [" ".join(head.split()), place_in_words(moment)]
+    lines = [" ".join(head.split()), *textwrap.wrap(place_in_words(moment), width)]
     for section in (make(moment, width - 2, ROOM, glyphs) for make in SECTIONS.values()):
         lines.append(f"{glyphs.text(section.title)}:")
         shown = (as_text([line], width - 2, glyphs).plain for line in section.lines)

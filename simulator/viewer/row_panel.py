@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from .glyphs import Glyphs
 from .moment import Moment
 from .rows import Row
@@ -22,11 +24,17 @@ def row_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sect
     elif row.status == "waiting":
         lines = [[(text, "dim")] for text in _waiting(moment)]
     else:
-        write = backward_lines if "dS" in row.after else forward_lines
+        write = _writer(row)
         choices = [write(moment, digits) for digits in (5, 4, 3, 2)]
         lines = [_fitting(same, width, glyphs) for same in zip(*choices, strict=True)]
         lines = _broken_up(lines, width, glyphs)
     return Section(title, lines[:height])
+
+
+def _writer(row: Row):
+    if {"row_max", "row_sum"} <= row.after.keys():
+        return forward_lines
+    return backward_lines if {"P", "dS", "delta"} <= row.after.keys() else other_lines
 
 
 def _where(moment: Moment) -> str:
@@ -71,13 +79,14 @@ def forward_lines(moment: Moment, digits: int) -> list[Line]:
 def backward_lines(moment: Moment, digits: int) -> list[Line]:
     """Lse and delta, some of P and of dS, and the arithmetic of one dS."""
     row, scale = moment.row, moment.meta["softmax_scale"]
-    lse, delta = (float(row.after[name]) for name in ("lse", "delta"))
+    delta = float(row.after["delta"])
     lines: list[Line] = [
-        [("lse ", "dim"), (number(lse, digits), "")],
+        [("delta ", "dim"), (number(delta, digits), "")],
         [(f"{'P':<3}", "dim"), (_listed(row.after["P"], "P" in row.known, digits), "")],
         [(f"{'dS':<3}", "dim"), (_listed(row.after["dS"], "dS" in row.known, digits), "bold")],
     ]
-    lines[0] += [("  delta ", "dim"), (number(delta, digits), "")]
+    if "lse" in row.after:
+        lines[0] += [("  lse ", "dim"), (number(float(row.after["lse"]), digits), "")]
     if "dS" not in row.known or moment.meta["score_mods"]:
         return lines
     column = int(abs(row.after["P"]).argmax())
@@ -91,6 +100,16 @@ def backward_lines(moment: Moment, digits: int) -> list[Line]:
         factors = f"{number(scale, digits)}·{number(weight, digits)}"
         inner = f"({number(d_p, digits)} - {number(delta, digits, signed=True)})"
         lines.append([(f" = {factors}·{inner}", ""), (f" = {result}", "")])
+    return lines
+
+
+def other_lines(moment: Moment, digits: int) -> list[Line]:
+    """Whatever values the program keeps, one a line."""
+    lines: list[Line] = []
+    for name, value in moment.row.after.items():
+        known = name in moment.row.known
+        text = _listed(value if np.ndim(value) else [value], known, digits)
+        lines.append([(f"{name:<{LABEL}}", "dim"), (text, "")])
     return lines
 
 
