@@ -53,6 +53,7 @@ def render(comparison: Comparison) -> Group:
         _sram_table(comparison),
         Text(),
         _time_table(comparison),
+        *_number_table(comparison),
         *(Text(line) for line in ["", *_units(comparison), "", *sentences(comparison)]),
     )
 
@@ -209,15 +210,29 @@ def _time_table(comparison: Comparison) -> Table:
     return table
 
 
+def _number_table(comparison: Comparison) -> list:
+    """The distances from the reference, if programs computed."""
+    found = {entry.program: entry.differences for entry in comparison.entries if entry.differences}
+    if not found:
+        return []
+    outputs = next(iter(found.values()))
+    table = _table("numbers", *(f"error of\n{name} up to" for name in outputs))
+    for program, distances in found.items():
+        table.add_row(program, *(f"{distance:.1e}" for distance in distances.values()))
+    return [Text(), table]
+
+
 def _units(comparison: Comparison) -> list[str]:
     gpu, dtype = comparison.gpu, comparison.problem.dtype
     flops = gpu.matmul_flops_per_s(dtype)
+    computed = any(entry.differences for entry in comparison.entries)
     return [
         "An element counts each time it moves between HBM and the chip, or is used from SRAM. "
         "Ratios are of algorithm0's bytes. KiB = 1024 bytes.",
         f"Time at least, with the whole {gpu.name} at work and nothing cached: the longest of HBM "
         f"bytes at {gpu.hbm_bytes_per_s / 1e9:,.0f} GB/s, FLOPs at {flops / 1e12:,.0f} TFLOP/s "
         f"({dtype}) and exp at {gpu.exp_per_s / 1e12:.2f} T/s.",
+        *(["Errors are distances from attention in float64; programs compute in fp32."] * computed),
     ]
 
 
