@@ -13,7 +13,8 @@ from simulator import hardware
 from simulator.agreement import alone
 from simulator.compare import BASELINES, DEFAULT_PROGRAMS, choose, comparison
 from simulator.compare_result import KEYS
-from simulator.compare_table import duration, sentences, size
+from simulator.compare_table import duration, size
+from simulator.compare_words import sentences
 from simulator.inputs import random_input
 from simulator.memory import SramOverflow
 from simulator.programs import PROGRAMS, Pass, flash2
@@ -22,9 +23,9 @@ SMALL = Problem(96, 160, 16, dtype="fp16")
 
 
 def shown(found, width=80):
-    console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(found.table())
-    return console.file.getvalue()
+    out = io.StringIO()
+    Console(width=width, file=out, highlight=False).print(found.table())
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
