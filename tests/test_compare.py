@@ -219,6 +219,14 @@ def test_the_head_that_is_compared_is_the_one_asked_for():
     np.testing.assert_array_equal(v_1[0, :, 0], v[1, :, 1])
 
 
+def test_a_count_that_is_off_is_seen(monkeypatch):
+    other = dataclasses.replace(PROGRAMS["flash2"], forward=PROGRAMS["flash1"].forward)
+    monkeypatch.setitem(PROGRAMS, "flash2", other)
+    found = comparison(SMALL, 32, 32)
+    assert [entry.equal for entry in found.entries] == [True, True, True, False]
+    assert shown(found).count("DIFFERS") == 1
+
+
 def test_a_wrong_program_is_seen(monkeypatch):
     forward = Pass(lambda gpu: flash2.forward(gpu, rescale=False), flash2.FORWARD_LINES)
     broken = dataclasses.replace(PROGRAMS["flash2"], forward=forward)
