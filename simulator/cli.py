@@ -121,7 +121,7 @@ def compare(
         "batch": batch,
     }
     options = {"dtype": dtype, "causal": causal, "window": _window(window)}
-    problem = _problem_of(input, sizes, options)
+    problem, arrays = _problem_of(input, sizes, options)
     found = comparing.comparison(
         problem,
         tile_m,
@@ -129,6 +129,7 @@ def compare(
         direction=direction,
         programs=comparing.choose(program, baseline),
         gpu=gpu,
+        arrays=None if json or csv else arrays,
         all_heads=all_heads,
         head=head or 0,
         track=_progress,
@@ -149,7 +150,7 @@ def _exclude(first: str, has_first: bool, second: str, has_second: bool) -> None
 
 
 def _problem_of(path: str | None, sizes: dict, options: dict):
-    """The problem that sizes, or the arrays of a file, pose."""
+    """The problem that sizes, or the arrays of a file, pose; and the arrays, if there are any."""
     from flash_numba.problem import Problem
 
     given = {f"--{name.replace('_', '-')}": name for name in sizes if sizes[name] is not None}
@@ -158,7 +159,8 @@ def _problem_of(path: str | None, sizes: dict, options: dict):
 
         if given:
             raise ValueError(f"--input brings its own sizes, got {', '.join(given)} too")
-        return Problem.of(*load_input(path, dtype=options["dtype"]), **options)
+        arrays = load_input(path, dtype=options["dtype"])
+        return Problem.of(*arrays, **options), arrays
     both = sizes["seqlen_q"], sizes["seqlen_k"]
     for option in ("--seqlen-q", "--seqlen-k"):
         _exclude("--seqlen", sizes["seqlen"] is not None, option, option in given)
@@ -166,7 +168,7 @@ def _problem_of(path: str | None, sizes: dict, options: dict):
         raise ValueError(f"--seqlen-q and --seqlen-k must come together, got {', '.join(given)}")
     seqlen = 1024 if sizes["seqlen"] is None else sizes["seqlen"]
     queries, keys = (seqlen if side is None else side for side in both)
-    return Problem(
+    problem = Problem(
         queries,
         keys,
         64 if sizes["head_dim"] is None else sizes["head_dim"],
@@ -175,6 +177,7 @@ def _problem_of(path: str | None, sizes: dict, options: dict):
         num_kv_heads=sizes["kv_heads"],
         **options,
     )
+    return problem, None
 
 
 def _window(sides: tuple[str, str] | None) -> tuple[int | None, int | None]:
@@ -194,6 +197,14 @@ def _progress(jobs: list):
 
     console = Console(stderr=True)
     return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
+
+
+try:
+    from .viewer.cli import step
+except ModuleNotFoundError:
+    pass
+else:
+    app.command()(step)
 
 
 if __name__ == "__main__":

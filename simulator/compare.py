@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from flash_numba.checks import whole
 from flash_numba.problem import Problem
-from flash_numba.tiling import SKIPPED, Schedule, check_tile
+from flash_numba.tiling import SKIPPED, Schedule, ceil_div
 
 from . import hardware, theory
+from .agreement import differences
 from .compare_result import BASELINES, REFERENCE, Comparison, Entry
 from .counts import Counts
 from .hardware import Gpu
@@ -34,6 +36,7 @@ def comparison(
     direction: str = "forward",
     programs: Sequence[str] = DEFAULT_PROGRAMS,
     gpu: str | Gpu = "H100",
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     all_heads: bool = False,
     batch: int = 0,
     head: int = 0,
@@ -52,6 +55,8 @@ def comparison(
         Keys of `programs.PROGRAMS`; `algorithm0` is always among what is compared.
     gpu : str or Gpu
         A name that `hardware.get` knows.
+    arrays : q, k and v, optional
+        With them the programs also compute, and are held against the float64 reference.
     all_heads : bool
         Count all sequences and heads, with K and V shared as the schedule shares them.
     batch, head : int
@@ -67,7 +72,7 @@ def comparison(
         Naming the argument, what is allowed and what was received.
     """
     gpu = hardware.get(gpu) if isinstance(gpu, str) else gpu
-    tile_m, tile_n = check_tile("tile_m", tile_m), check_tile("tile_n", tile_n)
+    tile_m, tile_n = whole("tile_m", tile_m, 1), whole("tile_n", tile_n, 1)
     if direction not in DIRECTIONS:
         raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}; got {direction!r}")
     for program in programs:
@@ -88,12 +93,20 @@ def comparison(
         except SramOverflow as overflow:
             overflows[name] = overflow
     _check_any_fits(chosen, overflows)
+    numbers = {}
+    if arrays is not None:
+        fitting = [name for name in chosen if name not in overflows]
+        backward = direction != "forward"
+        numbers = differences(
+            fitting, problem, arrays, tile_m, tile_n, backward=backward, track=track, **where
+        )
     entries = [
         Entry(
             name,
             _closed_form(name, problem, tile_m, tile_n, direction, all_heads, batch, head),
             None if name in overflows else counted[name],
-            str(overflows[name]) if name in overflows else None,
+            str(overflows[name].__cause__) if name in overflows else None,
+            numbers.get(name),
         )
         for name in chosen
     ]
@@ -134,16 +147,14 @@ def _in_order(names: set[str]) -> list[str]:
 
 def _no_peak(program: str) -> int | None:
     """A peak to start from: None for the baselines without a capacity."""
-    return None if program in theory.BASELINES else 0
+    return None if PROGRAMS[program].idealised else 0
 
 
 def _check_any_fits(chosen: Sequence[str], overflows: dict[str, SramOverflow]) -> None:
-    tiled = [name for name in chosen if name not in theory.BASELINES]
+    tiled = [name for name in chosen if not PROGRAMS[name].idealised]
     if tiled and all(name in overflows for name in tiled):
         first = tiled[0]
-        raise SramOverflow(
-            f"tile_m and tile_n must give tiles that fit; {first}: {overflows[first]}"
-        )
+        raise SramOverflow(f"{overflows[first]} (program {first})") from overflows[first]
 
 
 def _closed_form(name, problem, tile_m, tile_n, direction, all_heads, batch, head) -> Counts:
@@ -168,7 +179,7 @@ def _closed_form(name, problem, tile_m, tile_n, direction, all_heads, batch, hea
 
 def _visited(problem: Problem, tile_m: int, tile_n: int) -> np.ndarray:
     """Visited tiles of every head: bool of (batch, heads, query tiles, key tiles)."""
-    tiles = -(-problem.seqlen_q // tile_m), -(-problem.seqlen_k // tile_n)
+    tiles = ceil_div(problem.seqlen_q, tile_m), ceil_div(problem.seqlen_k, tile_n)
     visited = np.zeros((problem.batch, problem.num_heads, *tiles), bool)
     for batch, head in np.ndindex(problem.batch, problem.num_heads):
         kinds = Schedule(problem, tile_m, tile_n, batch, head).kinds()

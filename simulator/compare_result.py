@@ -45,12 +45,15 @@ class Entry:
         From the simulator; None if the program does not fit.
     does_not_fit : str or None
         The tile that did not fit into SRAM, its bytes, and what was resident.
+    differences : dict of str to float, or None
+        By output, the largest distance from the float64 reference; None without arrays.
     """
 
     program: str
     theory: Counts
     counted: Counts | None
     does_not_fit: str | None = None
+    differences: dict[str, float] | None = None
 
     @property
     def baseline(self) -> str | None:

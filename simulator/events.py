@@ -124,7 +124,7 @@ class EventLog:
             If the file is not a complete event log.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files}
             log = cls(json.loads(str(arrays["meta"])))
             log.names = log.meta.pop("names")

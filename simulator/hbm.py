@@ -143,11 +143,12 @@ class Hbm:
     def note_write(self, region: Region, kernel: int, block: int) -> None:
         """Raise if another block of this kernel stores there too; else remember who did."""
         tensor, index = region.tensor, region.index
-        if tensor.writers is None:
-            tensor.writers = np.full(tensor.shape[: len(index)], -1, np.int64)
-        index = index[: tensor.writers.ndim]
-        self._check_race(region, "stores to", tensor.writers[index], kernel, block)
-        tensor.writers[index] = (kernel << _KERNEL) + block
+        writers = tensor.writers
+        if writers is None:
+            writers = tensor.writers = np.full(tensor.shape[: len(index)], -1, np.int64)
+        index = index[: writers.ndim]
+        self._check_race(region, "stores to", writers[index], kernel, block)
+        writers[index] = (kernel << _KERNEL) + block
 
     def _check_race(self, region: Region, does: str, before, kernel: int, block: int) -> None:
         clash = (before >> _KERNEL == kernel) & (before != (kernel << _KERNEL) + block)

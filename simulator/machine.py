@@ -26,6 +26,8 @@ from .memory import REGISTERS, SRAM, Sram, Tile, TileError, describe
 from .recorder import Recorder
 from .scoring import Scoring
 
+NOTHING: Mapping[str, int] = {}
+
 
 class Machine(Scoring):
     """One kv head of one sequence on one simulated GPU.
@@ -110,7 +112,7 @@ class Machine(Scoring):
         stored = tile.size if fill is not None else 0
         self.ledger.sram_store += stored * self.ledger.times
         if self.recorder is not None:
-            self._record(ev.FILL, None, tile, sram_store=stored)
+            self._record(ev.FILL, None, tile, cost={"sram_store": stored})
         return tile
 
     def _filled(self, shape: tuple[int, ...], fill: float | None) -> np.ndarray | None:
@@ -130,7 +132,8 @@ class Machine(Scoring):
         self.ledger.read(tensor, region.size)
         self.ledger.sram_store += region.size * self.ledger.times
         if self.recorder is not None:
-            self._record(ev.LOAD, line, tile, hbm_read=region.size, sram_store=region.size)
+            cost = {"hbm_read": region.size, "sram_store": region.size}
+            self._record(ev.LOAD, line, tile, cost=cost)
         return tile
 
     def store(self, line: str, region: Region, tile: Tile) -> None:
@@ -142,7 +145,8 @@ class Machine(Scoring):
             region.tensor.data[region.index] = tile.data
         self.ledger.write(region.tensor, region.size)
         if self.recorder is not None:
-            self._record(ev.STORE, line, tile, region, hbm_write=region.size, sram_load=loaded)
+            cost = {"hbm_write": region.size, "sram_load": loaded}
+            self._record(ev.STORE, line, tile, region, cost)
 
     def fill(self, line: str, region: Region, value: float) -> None:
         """Store a constant from registers."""
@@ -151,7 +155,7 @@ class Machine(Scoring):
             region.tensor.data[region.index] = value
         self.ledger.write(region.tensor, region.size)
         if self.recorder is not None:
-            self._record(ev.STORE, line, None, region, hbm_write=region.size)
+            self._record(ev.STORE, line, None, region, {"hbm_write": region.size})
 
     def accumulate(self, line: str, region: Region, tile: Tile) -> None:
         """Atomic add into HBM: read and written once an element; several blocks may do it."""
@@ -165,8 +169,8 @@ class Machine(Scoring):
         self.ledger.write(region.tensor, size)
         self.ledger.add_flops += size * self.ledger.times
         if self.recorder is not None:
-            moved = {"hbm_read": size, "hbm_write": size, "sram_load": loaded}
-            self._record(ev.ACCUMULATE, line, tile, region, **moved)
+            cost = {"hbm_read": size, "hbm_write": size, "sram_load": loaded}
+            self._record(ev.ACCUMULATE, line, tile, region, cost)
 
     def product(
         self, line: str, into: Tile, a: Tile, b: Tile, *, scale: float = 1.0, add: bool = False
@@ -185,7 +189,7 @@ class Machine(Scoring):
         self.ledger.matmul_flops += flops * self.ledger.times
         if self.recorder is not None:
             cost = {"sram_load": loaded, "sram_store": stored, "matmul_flops": flops}
-            self._record(ev.PRODUCT, line, into, **cost)
+            self._record(ev.PRODUCT, line, into, cost=cost)
 
     def compute(
         self,
@@ -203,12 +207,14 @@ class Machine(Scoring):
         stored = sum([self._written(line, tile) for tile in into])
         if self.data is not None:
             results = function(*[tile.data for tile in of])
-            for tile, result in zip(into, results if len(into) > 1 else (results,), strict=True):
+            for tile, result in zip(
+                into, results if type(results) is tuple else (results,), strict=True
+            ):
                 tile.data = result
         self.ledger.exp_count += exp * self.ledger.times
         if self.recorder is not None:
             cost = {"sram_load": loaded, "sram_store": stored, "exp_count": exp}
-            self._record(ev.COMPUTE, line, into[0], **cost)
+            self._record(ev.COMPUTE, line, into[0], cost=cost)
 
     def change_scores(
         self, line: str, rS: Tile, head: int, rows: slice, cols: slice, *, masked: bool = True
@@ -287,7 +293,12 @@ class Machine(Scoring):
             self.recorder.end_step()
 
     def _record(
-        self, op: int, line: str | None, tile: Tile | None, region: Region | None = None, **cost
+        self,
+        op: int,
+        line: str | None,
+        tile: Tile | None,
+        region: Region | None = None,
+        cost: Mapping[str, int] = NOTHING,
     ) -> None:
         assert self.recorder is not None
         kernel_line = None if line is None else (self.kernels[-1], line)

@@ -7,6 +7,7 @@ Registers hold what a thread block keeps closest; they are tracked apart and nev
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 SRAM, REGISTERS = "sram", "registers"
 
@@ -55,7 +56,7 @@ class Tile:
     def __init__(self, name, space, shape, itemsize=4, data=None, owner=None):
         self.name, self.space, self.shape, self.itemsize = name, space, shape, itemsize
         self.size = shape[0] * shape[1] if len(shape) == 2 else shape[0]
-        self.data = data
+        self.data: Any = data
         self.owner: Tile = owner or self
         self.alive, self.used = True, False
 

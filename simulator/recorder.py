@@ -55,10 +55,11 @@ class Recorder:
         """
         if kernel_line is not None:
             self._line = self._line_index[kernel_line]
-        about = region if region is not None else tile
-        assert about is not None
-        shape = about.shape
-        name = region.tensor.name if region is not None else tile.name  # pyright: ignore
+        if region is not None:
+            name, shape = region.tensor.name, region.shape
+        else:
+            assert tile is not None
+            name, shape = tile.name, tile.shape
         row = (
             op,
             self._line,

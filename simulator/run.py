@@ -19,7 +19,7 @@ from .counts import Counts
 from .events import EventLog
 from .machine import Machine
 from .memory import SramOverflow
-from .programs import PROGRAMS, Pass, Program
+from .programs import BROKEN, PROGRAMS, Pass, Program
 
 H100_SRAM_BYTES = 227 * 1024
 """Shared memory that one thread block can have on an H100 (CUDA C++ Programming Guide, table of
@@ -73,7 +73,7 @@ def simulate(
     Parameters
     ----------
     program : str or Program
-        A key of `programs.PROGRAMS`, or a program of your own.
+        A key of `programs.PROGRAMS` or `programs.BROKEN`, or a program of your own.
     problem : Problem
     q, k, v : float arrays of shape (batch, seqlen, heads, head_dim), optional
         Without them only accesses are counted. They are rounded to the problem's dtype; the
@@ -151,9 +151,10 @@ def _run(chosen: Pass, problem: Problem, options: dict, **more) -> Machine:
 def _program(program: str | Program) -> Program:
     if isinstance(program, Program):
         return program
-    if program not in PROGRAMS:
+    found = PROGRAMS.get(program) or BROKEN.get(program)
+    if found is None:
         raise ValueError(f"program must be one of {', '.join(PROGRAMS)}; got {program!r}")
-    return PROGRAMS[program]
+    return found
 
 
 def _check(problem: Problem, direction: str, batch: int, head: int | None, record: bool) -> None:

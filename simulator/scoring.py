@@ -12,6 +12,8 @@ from flash_numba.tiling import FULL
 from .memory import Tile
 from .walk import Walk
 
+Place = tuple[Problem, int, int, np.ndarray, np.ndarray]
+
 
 class Scoring(Walk):
     """A walk whose tiles of scores can be changed, masked and thinned out by dropout.
@@ -55,7 +57,7 @@ class Scoring(Walk):
         mask, shape = self.problem.visibility, (rows.stop - rows.start, cols.stop - cols.start)
         if mask is None:
             return np.ones(shape, np.float32)
-        where = self._where(head, rows, cols)[1:]
+        _, *where = self._where(head, rows, cols)
         keep = evaluate(f"mask {mask.name!r}", mask.keep, *where, aux=mask.aux)
         return np.broadcast_to(keep, shape).astype(np.float32)
 
@@ -74,7 +76,7 @@ class Scoring(Walk):
             return tile
         return tile.view(tile.data * self.kept(head, rows, cols))
 
-    def _where(self, head: int, rows: slice, cols: slice) -> tuple:
+    def _where(self, head: int, rows: slice, cols: slice) -> Place:
         return self.problem, self.batch, self.heads[head], *positions(rows, cols)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flash_numba.problem import Problem
-from flash_numba.tiling import PARTIAL, Schedule
+from flash_numba.tiling import PARTIAL, Run, Schedule
 
 from .ledger import Ledger
 
@@ -50,6 +50,7 @@ class Walk:
         self.kernels: list[str] = []
         self._block, self._head, self._m_block, self._n_block = -1, -1, -1, -1
         self._kind = PARTIAL
+        self._last_query_runs: tuple[tuple[int, int], list[Run]] = (-1, -1), []
 
     def end_block(self) -> None:
         """Called when a block is done."""
@@ -87,6 +88,19 @@ class Walk:
             with _Block(self, -1, -1, n_block):
                 yield n_block, schedule.cols(n_block)
 
+    def row_grid(self) -> Iterator[tuple[int, slice]]:
+        """One block per query head and query tile, whatever the mask: (head, rows)."""
+        for head in range(len(self.heads)):
+            for m_block, times in self._all_m_blocks():
+                with _Block(self, head, m_block, -1, times):
+                    yield head, self.schedules[0].rows(m_block)
+
+    def column_grid(self) -> Iterator[slice]:
+        """One block per key tile, whatever the mask: cols."""
+        for n_block, times in self._all_n_blocks():
+            with _Block(self, -1, -1, n_block, times):
+                yield self.schedules[0].cols(n_block)
+
     def tile_grid(self) -> Iterator[tuple[int, slice, slice]]:
         """One block per query head and pair of tiles, whatever the mask: (head, rows, cols)."""
         schedule = self.schedules[0]
@@ -99,7 +113,7 @@ class Walk:
     def key_tiles(self, head: int, m_block: int) -> Iterator[tuple[int, slice]]:
         """Key tiles that query tile `m_block` visits: (n_block, cols)."""
         schedule = self.schedules[head]
-        for start, stop, kind in schedule.key_runs(m_block):
+        for start, stop, kind in self._merged(schedule.key_runs(m_block)):
             for n_block, times in self._steps(start, stop, self.seqlen_k, self.tile_n):
                 with _Step(self, n_block=n_block, times=times, kind=kind):
                     yield n_block, schedule.cols(n_block)
@@ -107,7 +121,7 @@ class Walk:
     def query_tiles(self, head: int, n_block: int) -> Iterator[tuple[int, slice]]:
         """Query tiles that visit key tile `n_block`: (m_block, rows)."""
         schedule = self.schedules[head]
-        for start, stop, kind in schedule.query_runs(n_block):
+        for start, stop, kind in self._merged(self._query_runs(head, n_block)):
             for m_block, times in self._steps(start, stop, self.seqlen_q, self.tile_m):
                 with _Step(self, head=head, m_block=m_block, times=times, kind=kind):
                     yield m_block, schedule.rows(m_block)
@@ -137,7 +151,25 @@ class Walk:
     def is_seen(self, n_block: int, heads=None) -> bool:
         """True if key tile `n_block` is visited, by any of `heads` (default: all of the group)."""
         heads = range(len(self.heads)) if heads is None else heads
-        return any(self.schedules[head].query_runs(n_block) for head in heads)
+        return any(self._query_runs(head, n_block) for head in heads)
+
+    def _query_runs(self, head: int, n_block: int) -> list[Run]:
+        schedule = self.schedules[head]
+        key = id(schedule), n_block
+        if self._last_query_runs[0] != key:
+            self._last_query_runs = key, schedule.query_runs(n_block)
+        return self._last_query_runs[1]
+
+    def _merged(self, runs: list[Run]) -> list[Run]:
+        """In counting mode neighbouring runs as one: what is masked makes no difference there."""
+        if not self.count_runs:
+            return runs
+        merged: list[Run] = []
+        for run in runs:
+            if merged and merged[-1].stop == run.start:
+                run = Run(merged.pop().start, run.stop, PARTIAL)
+            merged.append(run)
+        return merged
 
     def _all_m_blocks(self) -> Iterator[tuple[int, int]]:
         return self._steps(0, self.schedules[0].m_blocks, self.seqlen_q, self.tile_m)

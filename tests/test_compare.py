@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 
 import numpy as np
@@ -9,19 +10,22 @@ from flash_numba.masks import boolean
 from flash_numba.problem import Problem
 from flash_numba.tiling import BlockMask
 from simulator import hardware
+from simulator.agreement import alone
 from simulator.compare import BASELINES, DEFAULT_PROGRAMS, choose, comparison
 from simulator.compare_result import KEYS
-from simulator.compare_table import duration, sentences, size
+from simulator.compare_table import duration, size
+from simulator.compare_words import sentences
+from simulator.inputs import random_input
 from simulator.memory import SramOverflow
-from simulator.programs import PROGRAMS
+from simulator.programs import PROGRAMS, Pass, flash2
 
 SMALL = Problem(96, 160, 16, dtype="fp16")
 
 
 def shown(found, width=80):
-    console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(found.table())
-    return console.file.getvalue()
+    out = io.StringIO()
+    Console(width=width, file=out, highlight=False).print(found.table())
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
@@ -169,29 +173,73 @@ def test_csv_says_the_same_as_json():
 
 
 def test_what_does_not_fit_says_why_and_leaves_the_others():
-    # flash1 keeps S on chip, 128 x 128 x 2 bytes more than flash2: 289 of 227 KiB.
+    # K, V, Q and O of 64 KiB each are more than 227 KiB; flash2 keeps O in registers.
     found = comparison(Problem(256, 256, 256, dtype="fp16"), 128, 128)
     flash1 = found.entry("flash1")
     assert flash1.counted is None
-    assert "32,768 bytes" in (flash1.does_not_fit or "")
+    assert "tile O (128x256, 65,536 bytes) does not fit" in (flash1.does_not_fit or "")
     assert found.roofline(flash1) is None
     assert found.ratio(flash1) is None
     assert found.entry("flash2").equal
     text = shown(found)
     assert "does not fit" in text
     assert "needs 289.0 KiB" in text
-    assert any(line.startswith("flash1: tile S (128x128") for line in sentences(found))
+    assert any(line.startswith("flash1: tile O (128x256") for line in sentences(found))
     (entry,) = (e for e in found.to_json()["programs"] if e["name"] == "flash1")
     assert entry["hbm_bytes"] is None
     assert entry["theory"]["sram_peak_bytes"] == 289 * 1024
-    assert "tile S" in entry["does_not_fit"]
-    assert "tile S" in found.to_csv()
+    assert "tile O" in entry["does_not_fit"]
+    assert "tile O" in found.to_csv()
+
+
+@pytest.mark.parametrize("all_heads", [False, True], ids=["one-head", "all-heads"])
+def test_with_arrays_programs_compute_attention(all_heads):
+    problem = Problem(70, 90, 16, batch=2, num_heads=4, num_kv_heads=2, causal=True)
+    options = {"direction": "both", "programs": list(PROGRAMS), "all_heads": all_heads}
+    options |= {"batch": 1, "head": 3} if not all_heads else {}
+    found = comparison(problem, 32, 48, arrays=random_input(problem), **options)
+    plain = comparison(problem, 32, 48, **options)
+    for entry, counted in zip(found.entries, plain.entries, strict=True):
+        assert entry.counted == counted.counted
+        assert list(entry.differences or ()) == ["O", "dQ", "dK", "dV"]
+        # fp32 sums of at most 4 * 90 terms of order 1, at 6e-8 each.
+        assert 0 < max((entry.differences or {}).values()) < 5e-5
+    assert plain.entries[0].differences is None
+    assert "error of" in shown(found)
+    assert "error of" not in shown(plain)
+
+
+def test_the_head_that_is_compared_is_the_one_asked_for():
+    problem = Problem(40, 50, 16, batch=2, num_heads=4, num_kv_heads=2)
+    q, k, v = random_input(problem)
+    one, (q_1, k_1, v_1) = alone(problem, (q, k, v), 1, 3)
+    assert (one.batch, one.num_heads, one.num_kv_heads) == (1, 1, 1)
+    np.testing.assert_array_equal(q_1[0, :, 0], q[1, :, 3])
+    np.testing.assert_array_equal(k_1[0, :, 0], k[1, :, 1])
+    np.testing.assert_array_equal(v_1[0, :, 0], v[1, :, 1])
+
+
+def test_a_count_that_is_off_is_seen(monkeypatch):
+    other = dataclasses.replace(PROGRAMS["flash2"], forward=PROGRAMS["flash1"].forward)
+    monkeypatch.setitem(PROGRAMS, "flash2", other)
+    found = comparison(SMALL, 32, 32)
+    assert [entry.equal for entry in found.entries] == [True, True, True, False]
+    assert shown(found).count("DIFFERS") == 1
+
+
+def test_a_wrong_program_is_seen(monkeypatch):
+    forward = Pass(lambda gpu: flash2.forward(gpu, rescale=False), flash2.FORWARD_LINES)
+    broken = dataclasses.replace(PROGRAMS["flash2"], forward=forward)
+    monkeypatch.setitem(PROGRAMS, "flash2", broken)
+    found = comparison(SMALL, 32, 32, arrays=random_input(SMALL))
+    assert (found.entry("flash2").differences or {})["O"] > 0.01
 
 
 def test_nothing_fits_is_an_error():
     problem = Problem(1024, 1024, 128, dtype="fp32")
     with pytest.raises(
-        SramOverflow, match=r"tile_m and tile_n .* does not fit: .* of 232,448 bytes"
+        SramOverflow,
+        match=r"^tile_m and tile_n must let all tiles fit .* does not fit: .* \(program tiled\)",
     ):
         comparison(problem, 1024, 1024)
     with pytest.raises(SramOverflow, match="flash1"):
@@ -205,8 +253,8 @@ def test_nothing_fits_is_an_error():
         ({"programs": ["flash9"]}, "program must be one of .*flash2.*; got 'flash9'"),
         ({"gpu": "A1000"}, "gpu must be one of V100"),
         ({"tile_m": 0}, "tile_m must be a whole number >= 1, got 0"),
-        ({"head": 1}, r"head must be .*0\.\.0, got 1"),
-        ({"batch": -1}, r"batch must be .*0\.\.0, got -1"),
+        ({"head": 1}, r"head must lie in 0\.\.0, got 1"),
+        ({"batch": -1}, r"batch must lie in 0\.\.0, got -1"),
     ],
 )
 def test_bad_arguments(options, message):

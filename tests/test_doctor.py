@@ -10,7 +10,7 @@ from simulator import doctor, installation
 from simulator.doctor import Report, examine, judge, problems
 from simulator.installation import Facts, ask_driver, look
 
-VERSIONS = {
+VERSIONS: dict[str, str | None] = {
     "numpy": "2.4.6",
     "numba": "0.68.1",
     "numba-cuda": "0.30.4",

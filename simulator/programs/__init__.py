@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import baselines, flash1, flash2, standard
+from . import baselines, broken, flash1, flash2, standard
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,29 @@ PROGRAMS = {
         ),
     )
 }
+
+"""Every program by name."""
+
+_FORWARD_BUGS = {
+    "flash2_without_rescale": ("O is never rescaled", broken.without_rescale),
+    "flash2_mask_off_by_one": ("the mask is off by one", broken.mask_off_by_one),
+    "flash2_mask_forgotten": ("no tile is masked", broken.mask_forgotten),
+    "flash2_tail_unmasked": ("the padding of the last key tile counts", broken.tail_unmasked),
+}
+
+BROKEN = {
+    name: Program(
+        name,
+        f"FlashAttention-2, broken: {bug}",
+        Pass(run, flash2.FORWARD_LINES),
+        PROGRAMS["flash2"].backward,
+    )
+    for name, (bug, run) in _FORWARD_BUGS.items()
+}
+BROKEN["flash2_without_delta"] = Program(
+    "flash2_without_delta",
+    "FlashAttention-2, broken: the backward forgets delta",
+    PROGRAMS["flash2"].forward,
+    Pass(broken.without_delta, flash2.BACKWARD_LINES),
+)
+"""Programs with one bug each, by name; `simulator.run.simulate` takes them too."""

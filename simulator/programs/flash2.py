@@ -145,7 +145,7 @@ def backward(gpu: Machine) -> None:
     """
     delta_pass(gpu)
     gpu.kernel("zero dQ")
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         gpu.fill("store 0 to dQ_i", gpu.tensor("dQ")[head, rows], 0.0)
     gpu.kernel("dK dV dQ")
     key_tile_blocks(gpu, accumulate_dq=True)
@@ -170,7 +170,7 @@ def delta_pass(gpu: Machine) -> None:
     """delta = rowsum(dO * O), minus the gradient through lse if there is one."""
     O, dO, delta = gpu.tensor("O"), gpu.tensor("dO"), gpu.tensor("delta")
     gpu.kernel("delta")
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         sO = gpu.load("load O_i, dO_i", O[head, rows])
         sdO = gpu.load("load O_i, dO_i", dO[head, rows])
         r_delta = gpu.in_registers("delta", (extent(rows),))

@@ -63,7 +63,7 @@ def forward(gpu: Machine) -> None:
         gpu.store("store S_ij", S[head, rows, cols], rS)
         gpu.free(sQ, sK)
     gpu.kernel("softmax")
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         softmax_rows(gpu, head, rows)
     row_blocks(gpu, "O", P, V, O, FORWARD_LINES["O"], dropout=True)
 
@@ -117,7 +117,7 @@ def backward(gpu: Machine) -> None:
         gpu.store("store dP_ij", dP[head, rows, cols], gpu.drop(rdP, head, rows, cols))
         gpu.free(sdO, sV)
     gpu.kernel("dS")
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         gradient_rows(gpu, head, rows)
     row_blocks(gpu, "dQ", dS, K, dQ, BACKWARD_LINES["dQ"])
     column_blocks(gpu, "dK", dS, Q, dK, BACKWARD_LINES["dK"])
@@ -162,7 +162,7 @@ def row_blocks(
     """A kernel with one block per query tile: out_i = sum_j A_ij B_j (O = P V, dQ = dS K)."""
     load, product, store = lines
     gpu.kernel(kernel)
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         acc = gpu.in_registers(kernel, (extent(rows), B.shape[-1]), 0.0)
         gpu.watch(**{kernel: acc})
         for _, cols in gpu.all_key_tiles():
@@ -180,7 +180,7 @@ def column_blocks(
     """A kernel with one block per key tile: out_j = sum_i A_ijᵀ B_i (dV = Pᵀ dO, dK = dSᵀ Q)."""
     load, product, store = lines
     gpu.kernel(kernel)
-    for _, cols in gpu.key_tile_grid():
+    for cols in gpu.column_grid():
         acc = gpu.in_registers(kernel, (extent(cols), B.shape[-1]), 0.0)
         for head in range(len(gpu.heads)):
             for _, rows in gpu.all_query_tiles(head):
