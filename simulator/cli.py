@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from .viewer.command import step
+from .viewer.cli import step
 
 CLICK_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
@@ -47,9 +47,6 @@ app = typer.Typer(
     help="FlashAttention to read, run, step through and count.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-app.command()(step)
 
 
 def main() -> NoReturn:
@@ -199,12 +196,7 @@ def _progress(jobs: list):
     return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
 
 
-try:
-    from .viewer.cli import step
-except ModuleNotFoundError:
-    pass
-else:
-    app.command()(step)
+app.command()(step)
 
 
 if __name__ == "__main__":

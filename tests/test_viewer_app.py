@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 from rich.console import Console
-from textual.widgets import Input
+from textual import events
 from viewer_runs import arrays, log_of
 
 from simulator.viewer.app import Stepper
@@ -34,11 +34,12 @@ def drive(script, size=(80, 24), **options):
 
 async def type_in(app, pilot, key, text):
     await pilot.press(key)
-    assert app.query_one("#prompt", Input).display
+    assert app.prompt is not None
+    assert f"{app.prompt.what}? " in seen(app)
     await pilot.press(*[TYPED.get(letter, letter) for letter in text], "enter")
     await app.workers.wait_for_complete()
     await pilot.pause()
-    assert not app.query_one("#prompt", Input).display
+    assert app.prompt is None
 
 
 def seen(app):
@@ -101,9 +102,36 @@ def test_jumping_to_a_tile_and_what_is_wrong_with_one():
         await pilot.press("right")
         assert app.status == ""
         await pilot.press("g", "5", "escape")
-        assert not app.query_one("#prompt", Input).display
+        assert app.prompt is None
         await pilot.press("right")
         assert app.event == 11
+
+    drive(script)
+
+
+def test_typing_in_the_prompt():
+    async def script(app, pilot):
+        await pilot.press("g", "q", "n", "backspace", "left", "question_mark")
+        assert app.prompt.text == "q?", "keys are letters while the prompt is open"
+        assert "go: q?_" in seen(app)
+        await pilot.press("ctrl+u", "2", "comma")
+        app.post_message(events.Paste("1\nmore"))
+        await pilot.press("enter", "right")
+        assert app.event == app.loaded.replay.find_tile(2, 1) + 1
+
+    drive(script)
+
+
+def test_a_burst_of_keys_is_taken_in_order():
+    async def script(app, pilot):
+        replay = app.loaded.replay
+        for key, letter in [("g", "g"), ("2", "2"), ("comma", ","), ("1", "1"), ("enter", "\r")]:
+            app.post_message(events.Key(key, letter))
+        for key in ("right", "full_stop", "left"):
+            app.post_message(events.Key(key, None))
+        await pilot.pause()
+        await pilot.pause()
+        assert app.event == replay.next_stop(replay.find_tile(2, 1) + 1) - 1
 
     drive(script)
 
@@ -296,7 +324,7 @@ def test_ascii_terminals_get_ascii_alone():
         await pilot.press("shift+right")
         assert seen(app).isascii()
         await pilot.press("g")
-        assert app.query_one("#prompt", Input).placeholder.isascii()
+        assert seen(app).isascii()
 
     drive(script, glyphs=ASCII)
 

@@ -202,7 +202,7 @@ def test_plain_frames_are_plain(run, width):
             assert not set(text) & set("│┌┐└┘─\x1b")
             assert glyphs.unicode or text.isascii()
     sentence = plain_frame(moment_of(replay_of().find_tile(1, 4)), 80).splitlines()[1]
-    assert sentence == "at query tile 1, key tile 4 (cut by the mask)"
+    assert sentence == "tile 9/17 event 116/224, at query tile 1, key tile 4 (cut by the mask)"
 
 
 def test_plain_frames_are_spread_from_the_start_to_the_end():

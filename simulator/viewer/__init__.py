@@ -1,7 +1,7 @@
 """Views of a recorded run: panels that show in terminals and notebooks, and the stepper.
 
 Reading order: `replay` (any moment of a log), `rows`, `grid`, `costs`, `moment`; `sections`,
-`panels`, `frame` (what is shown); `app`, `plain`, `export` (where); `command` (the options).
+`panels`, `frame` (what is shown); `app`, `plain`, `export` (where); `cli` (the options).
 
 >>> from flash_numba.problem import Problem
 >>> from simulator.run import simulate

@@ -6,55 +6,34 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.widgets import Input, Static
 
 from . import breakpoints
 from .align import aligned_event
 from .help import HelpScreen
 from .moment import Moment
+from .prompt import Prompt
 from .session import Loaded, program_names
 from .stage import Stage, one_line
-
-
-class Prompt(Input):
-    """One line to type into; escape leaves it."""
-
-    BINDINGS: ClassVar = [Binding("escape", "app.cancel_prompt", show=False)]
 
 
 class Stepper(Stage):
     """Steps through one run, or two side by side; the parameters are those of `Stage`."""
 
-    CSS = (
-        Stage.CSS
-        + """
-    #prompt { dock: bottom; height: 1; border: none; padding: 0; display: none;
-              background: ansi_default; color: ansi_default; }
-    """
-    )
     BINDINGS: ClassVar = [
-        Binding("g", "ask('go')"),
-        Binding("b", "ask('breakpoint')"),
-        Binding("r", "ask('row')"),
-        Binding("up", "row(-1)"),
-        Binding("down", "row(1)"),
-        Binding("h", "ask('head')"),
-        Binding("p", "ask('program')"),
-        Binding("d", "direction"),
-        Binding("c", "ask('compare')"),
-        Binding("z", "zoom"),
-        Binding("t", "tensors"),
-        Binding("question_mark,f1", "help"),
+        Binding("g", "ask('go')", priority=True),
+        Binding("b", "ask('breakpoint')", priority=True),
+        Binding("r", "ask('row')", priority=True),
+        Binding("up", "row(-1)", priority=True),
+        Binding("down", "row(1)", priority=True),
+        Binding("h", "ask('head')", priority=True),
+        Binding("p", "ask('program')", priority=True),
+        Binding("d", "direction", priority=True),
+        Binding("c", "ask('compare')", priority=True),
+        Binding("z", "zoom", priority=True),
+        Binding("t", "tensors", priority=True),
+        Binding("question_mark,f1", "help", priority=True),
     ]
-
-    _asked = ""
-
-    def compose(self) -> ComposeResult:
-        """One frame, and a prompt that shows when it is needed."""
-        yield from super().compose()
-        yield Prompt(id="prompt")
 
     # Choosing
 
@@ -141,35 +120,23 @@ class Stepper(Stage):
     def action_ask(self, what: str) -> None:
         """Open the prompt."""
         self.playing = False
-        self._asked = what
-        prompt = self.query_one("#prompt", Prompt)
-        prompt.placeholder = self.glyphs.text(self._question(what))
-        prompt.value = ""
-        prompt.display = True
-        prompt.focus()
+        self.prompt = Prompt(what, self._question(what))
+        self.refresh_frame()
 
     def _question(self, what: str) -> str:
         rows, cols = self.loaded.replay.kinds.shape
         heads = self.loaded.replay.meta["num_heads"]
         return {
-            "go": f"go to: query tile 0..{rows - 1}, key tile 0..{cols - 1} (as 2,1), "
-            "event 136, end",
-            "breakpoint": f"stop at: {breakpoints.FORMS}; nothing clears",
-            "row": f"row 0..{self.loaded.replay.meta['seqlen_q'] - 1}; nothing follows the tile",
-            "head": f"head 0..{heads - 1}",
+            "go": f"query tile 0..{rows - 1}, key tile 0..{cols - 1} (as 2,1), event 136, end",
+            "breakpoint": f"{breakpoints.FORMS}; nothing clears",
+            "row": f"0..{self.loaded.replay.meta['seqlen_q'] - 1}; nothing follows the tile",
+            "head": f"0..{heads - 1}",
             "program": ", ".join(program_names()),
-            "compare": f"compare with: {', '.join(program_names())}; nothing ends it",
+            "compare": f"{', '.join(program_names())}; nothing ends it",
         }[what]
 
-    def action_cancel_prompt(self) -> None:
-        """Close the prompt."""
-        self.query_one("#prompt", Prompt).display = False
-        self.query_one("#frame", Static).focus()
-
-    def on_input_submitted(self, message: Input.Submitted) -> None:
+    def answer(self, asked: str, text: str) -> None:
         """Do what was typed, or say what is wrong with it."""
-        text, asked = message.value, self._asked
-        self.action_cancel_prompt()
         _, direction, head = self.key
         answers: dict[str, Callable[[], None]] = {
             "go": lambda: self.action_jump_to(text),

@@ -8,11 +8,10 @@ from flash_numba.problem import Problem
 
 from .. import theory
 from ..counts import Counts
+from ..programs import BROKEN
 from .replay import Replay
 
 BASELINE = "algorithm0"
-VARIANTS = {"flash2_without_rescale": "flash2"}
-"""Programs that move what another one moves, and so share its closed form."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def costs_of(replay: Replay) -> Costs:
     direction, tiles = meta["direction"], (meta["tile_m"], meta["tile_n"])
     problem = _problem(meta)
     baseline = theory.counts(BASELINE, problem, *tiles, direction=direction).hbm_elements
-    program = VARIANTS.get(meta["program"], meta["program"])
+    program = "flash2" if meta["program"] in BROKEN else meta["program"]
     if program not in theory.PROGRAMS:
         return Costs(None, False, baseline)
     closed = theory.counts(

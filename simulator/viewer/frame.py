@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import Group
-from rich.table import Table
+from rich.text import Text
 
 from .glyphs import UNICODE, Glyphs
 from .grid_panel import grid_height
 from .moment import Moment
 from .panels import SECTIONS
-from .sections import Line, clipped, line_length
+from .sections import Line, as_text, fitted, line_length
 
 MIN_WIDTH, MIN_HEIGHT = 40, 20
 TWO_COLUMNS = 76
@@ -48,7 +47,7 @@ def frame(
     height: int = 24,
     glyphs: Glyphs = UNICODE,
     hints: str | None = None,
-) -> Table:
+) -> Text:
     """A frame of exactly width x height cells.
 
     Parameters
@@ -61,7 +60,7 @@ def frame(
 
     Returns
     -------
-    rich.table.Table
+    rich.text.Text
         Shows in a terminal, in an export and in a notebook.
 
     Raises
@@ -69,19 +68,7 @@ def frame(
     TooSmall
         If there is no room.
     """
-    check_size(width, height)
-    return _frame(moment, width, height, glyphs, hints)
-
-
-def _frame(moment, width, height, glyphs, hints, most_tiles: int = 0) -> Table:
-    outer = Table.grid(padding=0)
-    outer.add_column(width=width, no_wrap=True)
-    outer.add_row(clipped(title(moment, width, glyphs), width, glyphs))
-    most_tiles = max(most_tiles, moment.replay.residency.most_tiles, 3)
-    outer.add_row(_body(moment, width, height - 1 - (hints is not None), glyphs, most_tiles))
-    if hints is not None:
-        outer.add_row(clipped([(f" {hints}", "dim")], width, glyphs))
-    return outer
+    return pair(moment, None, width, height, glyphs, hints)
 
 
 def pair(
@@ -91,35 +78,47 @@ def pair(
     height: int = 24,
     glyphs: Glyphs = UNICODE,
     hints: str | None = None,
-) -> Table:
-    """Two runs side by side.
+) -> Text:
+    """Two runs side by side, or one.
 
     Parameters
     ----------
-    left, right : Moment
+    left : Moment
+    right : Moment or None
     width, height, glyphs, hints
         As for `frame`.
     """
-    if right is None:
-        return frame(left, width, height, glyphs, hints)
-    check_size(width, height, runs=2)
-    half = width // 2
+    runs = [left] if right is None else [left, right]
+    check_size(width, height, len(runs))
     inner = height - (hints is not None)
-    both = Table.grid(padding=0)
-    both.add_column(width=half, no_wrap=True)
-    both.add_column(width=width - half, no_wrap=True)
-    most = max(run.replay.residency.most_tiles for run in (left, right))
-    both.add_row(
-        _frame(left, half, inner, glyphs, None, most),
-        _frame(right, width - half, inner, glyphs, None, most),
-    )
-    if hints is None:
-        return both
-    outer = Table.grid(padding=0)
-    outer.add_column(width=width, no_wrap=True)
-    outer.add_row(both)
-    outer.add_row(clipped([(f" {hints}", "dim")], width, glyphs))
-    return outer
+    widths = [width] if right is None else [width // 2, width - width // 2]
+    most = max(3, *(run.replay.residency.most_tiles for run in runs))
+    columns = [
+        _lines(run, part, inner, glyphs, most) for run, part in zip(runs, widths, strict=True)
+    ]
+    lines = _beside(*columns)
+    if hints is not None:
+        lines.append(fitted([(f" {hints}", "dim")], width, glyphs))
+    return as_text(lines)
+
+
+def _lines(moment: Moment, width: int, height: int, glyphs: Glyphs, most_tiles: int) -> list[Line]:
+    """One run's title and panels; `most_tiles` have room in the SRAM panel."""
+    lines = [fitted(title(moment, width, glyphs), width, glyphs)]
+    height -= 1
+    if width < TWO_COLUMNS:
+        line = [(f" {glyphs.pointer} {moment.line}", "bold")]
+        heights = _narrow_heights(moment, height - 1, most_tiles)
+        return [*lines, fitted(line, width, glyphs), *_stack(moment, heights, width, glyphs)]
+    left = min(max(round(width * 0.37), 30), 72)
+    tall = min(grid_height(moment), height - 9)
+    where = _stack(moment, {"grid": tall, "algorithm": height - tall}, left, glyphs)
+    what = _stack(moment, _right_heights(height, most_tiles), width - left, glyphs)
+    return [*lines, *_beside(where, what)]
+
+
+def _beside(*columns: list[Line]) -> list[Line]:
+    return [[piece for line in row for piece in line] for row in zip(*columns, strict=True)]
 
 
 def title(moment: Moment, width: int, glyphs: Glyphs = UNICODE) -> Line:
@@ -163,24 +162,6 @@ def _mask(meta) -> str:
     return text
 
 
-def _body(moment: Moment, width: int, height: int, glyphs: Glyphs, most_tiles: int):
-    if width < TWO_COLUMNS:
-        line = clipped([(f" {glyphs.pointer} {moment.line}", "bold")], width, glyphs)
-        line.end = "\n"
-        stack = _stack(moment, _narrow_heights(moment, height - 1, most_tiles), width, glyphs)
-        return Group(line, stack)
-    left = min(max(round(width * 0.37), 30), 72)
-    tall = min(grid_height(moment), height - 9)
-    columns = Table.grid(padding=0)
-    columns.add_column(width=left, no_wrap=True)
-    columns.add_column(width=width - left, no_wrap=True)
-    columns.add_row(
-        _stack(moment, {"grid": tall, "algorithm": height - tall}, left, glyphs),
-        _stack(moment, _right_heights(height, most_tiles), width - left, glyphs),
-    )
-    return columns
-
-
 def _right_heights(height: int, most_tiles: int) -> dict[str, int]:
     """SRAM as tall as the run ever needs, so that panels do not jump; at least 7 lines of HBM."""
     row, hbm = 7, 9
@@ -201,9 +182,9 @@ def _narrow_heights(moment: Moment, height: int, most_tiles: int) -> dict[str, i
     return {name: heights[name] for name in order if name in heights}
 
 
-def _stack(moment: Moment, heights: dict[str, int], width: int, glyphs: Glyphs) -> Group:
-    panels = []
+def _stack(moment: Moment, heights: dict[str, int], width: int, glyphs: Glyphs) -> list[Line]:
+    lines: list[Line] = []
     for name, height in heights.items():
         section = SECTIONS[name](moment, width - 4, height - 2, glyphs)
-        panels.append(section.panel(width, height, glyphs))
-    return Group(*panels)
+        lines += section.boxed(width, height, glyphs)
+    return lines

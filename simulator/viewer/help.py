@@ -55,6 +55,7 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen VerticalScroll { background: ansi_default; padding: 0 1; scrollbar-size: 0 0; }
     HelpScreen Static { background: ansi_default; color: ansi_default; }
     """
+    AUTO_FOCUS = "VerticalScroll"
     BINDINGS: ClassVar = [Binding("escape,q,question_mark,enter,f1", "dismiss")]
 
     def __init__(self, glyphs: Glyphs):

@@ -6,7 +6,7 @@ boxes one of them for a notebook or a frame.
 
 from __future__ import annotations
 
-from rich.panel import Panel
+from rich.text import Text
 
 from ..memory import describe
 from .glyphs import UNICODE, Glyphs
@@ -15,7 +15,7 @@ from .hbm_panel import hbm_section
 from .moment import Moment
 from .residency import Resident
 from .row_panel import row_section
-from .sections import Line, Section, in_columns, line_length
+from .sections import Line, Section, as_text, in_columns, line_length
 
 HELP = {
     "grid": "Which pairs of a query tile (down) and a key tile (across) are done, at hand, to do, "
@@ -36,9 +36,10 @@ def sram_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sec
     """Resident tiles with bytes and since when, a capacity bar, registers."""
     used, peak = moment.replay.residency.nbytes(moment.event)
     capacity = moment.meta["sram_bytes"]
-    title = f"SRAM {_kib(used)} of {_kib(capacity)} KiB" if capacity else f"SRAM {_kib(used)} KiB"
+    title = f"SRAM {_kib(used)} KiB"
     if capacity:
-        title += f" {_bar(used / capacity, 12, glyphs)}"
+        whole = _kib(capacity).removesuffix(".0")
+        title = f"SRAM {_kib(used)} of {whole} KiB {_bar(used / capacity, 12, glyphs)}"
     tiles = moment.replay.residents(moment.event)
     lines: list[Line] = [_resident(tile, moment) for tile in tiles]
     registers = _registers(moment.replay.registers(moment.event))
@@ -127,7 +128,7 @@ SECTIONS = {
 
 def panel(
     name: str, moment: Moment, width: int = 60, height: int = 12, glyphs: Glyphs = UNICODE
-) -> Panel:
+) -> Text:
     """One panel as a rich renderable.
 
     Parameters
@@ -142,12 +143,11 @@ def panel(
     if name not in SECTIONS:
         raise ValueError(f"panel must be one of {', '.join(SECTIONS)}; got {name!r}")
     section = SECTIONS[name](moment, width - 4, height - 2, glyphs)
-    return section.panel(width, height, glyphs)
+    return as_text(section.boxed(width, height, glyphs))
 
 
 def _kib(nbytes: int) -> str:
-    text = f"{nbytes / 1024:,.1f}"
-    return text.removesuffix(".0") if nbytes >= 100 * 1024 else text
+    return f"{nbytes / 1024:,.1f}"
 
 
 def _bar(share: float, cells: int, glyphs: Glyphs) -> str:

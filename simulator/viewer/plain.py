@@ -11,7 +11,7 @@ from .glyphs import UNICODE, Glyphs
 from .moment import Moment
 from .panels import SECTIONS
 from .replay import Replay
-from .sections import as_text
+from .sections import fitted, plain
 
 ROOM = 1000
 
@@ -53,10 +53,11 @@ def place_in_words(moment: Moment) -> str:
 
 def plain_frame(moment: Moment, width: int = 80, glyphs: Glyphs = UNICODE) -> str:
     """One frame as lines of at most `width` cells, panel after panel."""
-    head = as_text([title(moment, width, glyphs)], width, glyphs).plain
-    lines = [" ".join(head.split()), *textwrap.wrap(place_in_words(moment), width)]
+    *what, where = (text for text, _ in title(moment, ROOM, glyphs))
+    lines = textwrap.wrap(" ".join("".join(what).split()), width)
+    lines += textwrap.wrap(f"{' '.join(where.split())}, {place_in_words(moment)}", width)
     for section in (make(moment, width - 2, ROOM, glyphs) for make in SECTIONS.values()):
         lines.append(f"{glyphs.text(section.title)}:")
-        shown = (as_text([line], width - 2, glyphs).plain for line in section.lines)
+        shown = (plain(fitted(line, width - 2, glyphs)) for line in section.lines)
         lines += [f"  {line.rstrip()}" for line in shown if line.strip()]
     return "\n".join(lines) + "\n"

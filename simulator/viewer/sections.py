@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
-from rich.panel import Panel
 from rich.text import Text
 
 from .glyphs import Glyphs
@@ -22,18 +21,17 @@ class Section:
     title: str
     lines: list[Line]
 
-    def panel(self, width: int, height: int, glyphs: Glyphs) -> Panel:
-        """The section in a border of exactly width x height cells."""
-        title = clipped([(glyphs.text(self.title), "bold")], width - 6, glyphs)
-        return Panel(
-            as_text(self.lines[: height - 2], width - 4, glyphs),
-            title=title,
-            title_align="left",
-            box=glyphs.box,
-            width=width,
-            height=height,
-            border_style="dim",
-        )
+    def boxed(self, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        """The section in a border: `height` lines of exactly `width` cells."""
+        box = glyphs.box
+        title = fitted([(f" {self.title} ", "bold")], width - 4, glyphs, pad=False)
+        rest = width - 3 - line_length(title, glyphs)
+        top = [(box.top_left + box.top, "dim"), *title, (box.top * rest + box.top_right, "dim")]
+        left, right = (f"{box.mid_left} ", "dim"), (f" {box.mid_right}", "dim")
+        inside = [*self.lines[: height - 2], *[[]] * max(height - 2 - len(self.lines), 0)]
+        body = [[left, *fitted(line, width - 4, glyphs), right] for line in inside]
+        bottom = [(box.bottom_left + box.bottom * (width - 2) + box.bottom_right, "dim")]
+        return [top, *body, bottom]
 
 
 def plain(line: Line) -> str:
@@ -46,31 +44,34 @@ def line_length(line: Line, glyphs: Glyphs) -> int:
     return cell_len(glyphs.text(plain(line)))
 
 
-def as_text(lines: list[Line], width: int, glyphs: Glyphs) -> Text:
-    """Lines as one Text, each clipped to `width` cells."""
-    text = Text(no_wrap=True, overflow="crop", end="")
-    for number, line in enumerate(lines):
-        text.append_text(Text("\n") if number else Text())
-        text.append_text(clipped(line, width, glyphs))
-    return text
+def fitted(line: Line, width: int, glyphs: Glyphs, pad: bool = True) -> Line:
+    """A line of exactly `width` cells (at most, without `pad`), spelled with `glyphs`.
 
-
-def clipped(line: Line, width: int, glyphs: Glyphs) -> Text:
-    """A line of at most `width` cells; one that is too long ends in a mark."""
-    mark = glyphs.text("…")
-    text = Text(no_wrap=True, end="")
-    long = line_length(line, glyphs) > width
-    room = max(width - 1, 0) if long else width
-    for piece, style in line:
-        spelled = glyphs.text(piece)
-        taken = cell_len(spelled)
-        if taken > room:
-            text.append(set_cell_size(spelled, room), style)
+    One that is too long ends in a mark.
+    """
+    spelled = [(glyphs.text(piece), style) for piece, style in line]
+    room = width - sum(cell_len(piece) for piece, _ in spelled)
+    if room >= 0:
+        return [*spelled, (" " * room, "")] if pad and room else spelled
+    mark, kept, room = glyphs.text("…"), [], width - 1
+    for piece, style in spelled:
+        taken = cell_len(piece)
+        if taken >= room:
+            kept.append((set_cell_size(piece, room), style))
             break
-        text.append(spelled, style)
+        kept.append((piece, style))
         room -= taken
-    if long and width > 0:
-        text.append(mark, "dim")
+    return [*kept, (mark, "dim")] if width > 0 else []
+
+
+def as_text(lines: list[Line]) -> Text:
+    """Lines as one rich renderable."""
+    text = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(lines):
+        if number:
+            text.append("\n")
+        for piece, style in line:
+            text.append(piece, style or None)
     return text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -11,18 +10,10 @@ from flash_numba.problem import Problem
 from flash_numba.tiling import Schedule
 
 from ..events import EventLog
-from ..programs import PROGRAMS, Pass, Program, flash2
+from ..programs import BROKEN, PROGRAMS
 from ..run import H100_SRAM_BYTES, simulate
 from .costs import Costs, costs_of
 from .replay import Replay
-
-BROKEN = Program(
-    "flash2_without_rescale",
-    "flash2 with the bug of every first attempt: O keeps the scale of an older maximum",
-    Pass(partial(flash2.forward, rescale=False), flash2.FORWARD_LINES),
-    Pass(flash2.backward, flash2.BACKWARD_LINES),
-)
-"""A program to watch going wrong."""
 
 MOST_PAIRS = 50_000
 """Pairs of tiles that a run may visit: its events have to stay in memory."""
@@ -46,9 +37,8 @@ class Loaded:
 
 
 def program_names() -> list[str]:
-    """Programs that can be stepped through."""
-    tiled = [name for name, program in PROGRAMS.items() if not program.idealised]
-    return [*tiled, BROKEN.name]
+    """Programs that can be stepped through: those in tiles, and the broken ones."""
+    return [*(name for name, program in PROGRAMS.items() if not program.idealised), *BROKEN]
 
 
 class Session:
@@ -107,7 +97,7 @@ class Session:
             raise ValueError(
                 f"program must be one of {', '.join(program_names())}; got {program!r}"
             )
-        chosen = BROKEN if program == BROKEN.name else program
+        chosen = BROKEN.get(program, program)
         self._check_size(head)
         do = self._gradient() if direction == "backward" else None
         result = simulate(

@@ -60,7 +60,7 @@ def session(path, demo: bool, sizes: dict, options: dict, window, gpu: str | Non
         sizes = dict(sizes, kv_heads=None, batch=None)
         if sizes["seqlen"] is sizes["seqlen_q"] is sizes["seqlen_k"] is None:
             sizes["seqlen"] = SEQLEN
-        problem = cli._problem_of(None, sizes, {"dtype": dtype or "fp16", **common})
+        problem = cli._problem_of(None, sizes, {"dtype": dtype or "fp16", **common})[0]
         q, k, v = inputs.random_input(problem)
     return Session(
         problem,

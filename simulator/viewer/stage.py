@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from rich.console import RenderableType
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.widgets import Static
+from textual.widget import Widget
 
 from . import breakpoints
 from .align import aligned_event, difference
@@ -18,6 +18,7 @@ from .breakpoints import Breakpoint, next_hit, previous_hit
 from .frame import TooSmall, check_size, hint_line, pair
 from .glyphs import UNICODE, Glyphs
 from .moment import Moment, View
+from .prompt import Prompt
 from .session import Loaded, Saved, Session
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -25,6 +26,14 @@ SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 TICKS = 20
 """Frames a second while playing, at most."""
+
+
+class Picture(Widget):
+    """The frame; made when it is drawn, so that a burst of keys draws once."""
+
+    def render(self) -> RenderableType:
+        """What the stage shows now."""
+        return cast(Stage, self.app).picture()
 
 
 class Stage(App[None]):
@@ -53,18 +62,18 @@ class Stage(App[None]):
     AUTO_FOCUS = ""
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [
-        Binding("right,l", "step(1)"),
-        Binding("left,j", "step(-1)"),
-        Binding("shift+right,full_stop", "tile(1)"),
-        Binding("shift+left,comma", "tile(-1)"),
-        Binding("home", "jump_to('start')"),
-        Binding("end", "jump_to('end')"),
-        Binding("space", "play"),
-        Binding("plus,equals_sign", "speed(1)"),
-        Binding("minus", "speed(-1)"),
-        Binding("n", "breakpoint(1)"),
-        Binding("N", "breakpoint(-1)"),
-        Binding("q,ctrl+c", "quit"),
+        Binding("right,l", "step(1)", priority=True),
+        Binding("left,j", "step(-1)", priority=True),
+        Binding("shift+right,full_stop", "tile(1)", priority=True),
+        Binding("shift+left,comma", "tile(-1)", priority=True),
+        Binding("home", "jump_to('start')", priority=True),
+        Binding("end", "jump_to('end')", priority=True),
+        Binding("space", "play", priority=True),
+        Binding("plus,equals_sign", "speed(1)", priority=True),
+        Binding("minus", "speed(-1)", priority=True),
+        Binding("n", "breakpoint(1)", priority=True),
+        Binding("N", "breakpoint(-1)", priority=True),
+        Binding("q,ctrl+c", "quit", priority=True),
     ]
 
     def __init__(
@@ -91,20 +100,46 @@ class Stage(App[None]):
         self.conditions = list(conditions or [])
         self.playing, self.speed, self._credit = False, 3, 0.0
         self.status = ""
+        self.prompt: Prompt | None = None
 
     def compose(self) -> ComposeResult:
         """One frame."""
-        yield Static("", id="frame")
+        yield Picture(id="frame")
 
     def on_mount(self) -> None:
         """Begin."""
         self.set_interval(1 / TICKS, self._tick)
-        self.query_one("#frame", Static).can_focus = True
         self.refresh_frame()
 
     def on_resize(self, _event: events.Resize) -> None:
         """Fit the frame to the new size."""
         self.refresh_frame()
+
+    # Keys
+
+    async def on_event(self, event: events.Event) -> None:
+        """Give what is typed to the prompt if there is one.
+
+        Keys are handled here and by priority bindings, one after another, so that none overtakes
+        another when they come in a burst, as from a paste or a slow line.
+        """
+        if self.prompt is None or not isinstance(event, events.Key | events.Paste):
+            await super().on_event(event)
+            return
+        if isinstance(event, events.Paste):
+            self.prompt.text += event.text.split("\n")[0]
+        elif end := self.prompt.type(event.key, event.character):
+            asked, self.prompt = self.prompt, None
+            if end == "enter":
+                self.answer(asked.what, asked.text)
+        self.refresh_frame()
+
+    def answer(self, asked: str, text: str) -> None:
+        """Do what was typed into the prompt."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave the keys to the help screen while it is open."""
+        return super().check_action(action, parameters) and len(self.screen_stack) == 1
 
     # The frame
 
@@ -129,7 +164,7 @@ class Stage(App[None]):
             return Text(str(error), no_wrap=False)
         moment = self.moment()
         other = self.other_moment(moment)
-        hints = self.status
+        hints = self.glyphs.text(self.prompt.line()) if self.prompt else self.status
         if not hints and self.playing:
             hints = f"playing, {SPEEDS[self.speed]} events/s (space pauses, + - speed)"
         if not hints and other is not None:
@@ -139,7 +174,7 @@ class Stage(App[None]):
     def refresh_frame(self) -> None:
         """Draw again."""
         if self.is_mounted:
-            self.query_one("#frame", Static).update(self.picture())
+            self.query_one(Picture).refresh()
 
     def say(self, text: str) -> None:
         """A message in the last line until the next key."""
