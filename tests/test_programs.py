@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from cases import CASES
-from harness import Case, check
+from harness import Case, check, tiled_rounding
 from random_problems import random_problem
 
 from flash_numba import reference
@@ -74,17 +74,21 @@ def test_numbers_are_within_the_error_budget(name, direction):
         if not dlse:
             given["dlse"] = None
         truth, twin = truths(seed, dlse, None), truths(seed, dlse, problem.dtype)
+        wider = {}
         if direction == "forward":
             found = program.forward(problem, *(given[n] for n in ("q", "k", "v")))
             names, truth, twin = ("o", "lse"), truth[:2], twin[:2]
         else:
+            answers = dict(zip(("o", "lse", "dq", "dk", "dv"), truth, strict=False))
+            wider = tiled_rounding(Case(problem, **given), answers)
             gradients = program.backward(problem, **given)
             found = *gradients[:3], *gradients.aux
             names, truth, twin = ("dq", "dk", "dv", *["aux"] * 4), truth[2:], twin[2:]
         for what, *of in zip(names, found, truth, twin, strict=False):
             dtype = "fp32" if what in ("lse", "aux") else problem.dtype
             verdict = within_budget(*of, dtype)
-            assert verdict, f"{what} of seed {seed}: {verdict}; {drawn}"
+            allowance = verdict.allowance + wider.get(what, 0.0)
+            assert verdict.error <= allowance, f"{what} of seed {seed}: {verdict}; {drawn}"
 
 
 @every_program
@@ -95,7 +99,8 @@ def test_cases_that_other_kernels_failed(name, spec):
         with pytest.raises(ValueError, match=f"dlse must be None for {name}"):
             check(case, Simulated(name))
     else:
-        check(case, Simulated(name, tile_m=32, tile_n=16))
+        rounding = None if spec.id == "K01" else tiled_rounding  # products of fp16 ones are exact
+        check(case, Simulated(name, tile_m=32, tile_n=16), rounding)
 
 
 @tiled_program
