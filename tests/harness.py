@@ -4,6 +4,7 @@ An implementation is a module or object with ``forward(problem, q, k, v) -> (o, 
 ``backward(problem, q, k, v, do, dlse) -> .dq, .dk, .dv``, as `flash_numba.reference` is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +115,7 @@ class Twin:
         return reference.backward(problem, q, k, v, do, dlse, dtype=self.dtype)
 
 
-def tiled_rounding(case: Case, truth: dict[str, np.ndarray]) -> dict[str, float]:
+def tiled_rounding(case: Case, truth: Mapping[str, np.ndarray]) -> dict[str, float]:
     """What a backward may round away that takes delta from O and sums the heads of a group in fp32.
 
     The twin's delta is rowsum(P∘dP): where a row has few keys, dP - delta cancels to the last bit.
