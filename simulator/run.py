@@ -54,8 +54,6 @@ def simulate(
     do=None,
     dlse=None,
     *,
-    o=None,
-    lse=None,
     direction: str = "forward",
     tile_m: int = 64,
     tile_n: int = 64,
@@ -78,8 +76,6 @@ def simulate(
         Gradient of the output; needed with arrays for ``direction="backward"``.
     dlse : float array of shape (batch, num_heads, seqlen_q), optional
         Gradient of lse. For a backward that only counts, True stands for "there is one".
-    o, lse : float arrays of shapes (batch, seqlen_q, num_heads, head_dim_v) and of `dlse`, optional
-        The forward's outputs for a backward to start from, instead of those it finds itself.
     direction : "forward" or "backward"
         A backward with arrays runs the forward first, uncounted.
     tile_m, tile_n : int
@@ -99,8 +95,7 @@ def simulate(
     """
     program = _program(program)
     _check(problem, direction, batch, head, record)
-    outputs = {name: array for name, array in (("o", o), ("lse", lse)) if array is not None}
-    arrays = _tensors(problem, q, k, v, do, dlse, direction, outputs)
+    arrays = _tensors(problem, q, k, v, do, dlse, direction)
     lse_gradient = dlse is not None and dlse is not False
     groups = _groups(problem, batch, head)
     result = Run(Counts({}, {}), arrays=_outputs(problem, direction) if arrays else {})
@@ -109,7 +104,6 @@ def simulate(
         options = dict(batch=sequence, heads=heads, data=data, sram_bytes=sram_bytes)
         if data is not None and direction == "backward":
             program.forward.run(Machine(problem, tile_m, tile_n, **options))
-            data |= _kept(arrays, sequence, heads)
         chosen = program.forward if direction == "forward" else program.backward
         if record:
             result.log = EventLog(_meta(program, problem, direction, tile_m, tile_n, options))
@@ -163,9 +157,7 @@ def _groups(problem: Problem, batch: int, head: int | None) -> list[tuple[int, t
     return [(sequence, heads) for sequence in range(problem.batch) for heads in shared]
 
 
-def _tensors(
-    problem: Problem, q, k, v, do, dlse, direction: str, outputs
-) -> dict[str, np.ndarray] | None:
+def _tensors(problem: Problem, q, k, v, do, dlse, direction: str) -> dict[str, np.ndarray] | None:
     """The arrays that came in, checked, rounded to the problem's dtype, as float32."""
     given = {"q": q, "k": k, "v": v}
     missing = [name for name, array in given.items() if array is None]
@@ -182,8 +174,6 @@ def _tensors(
         given["do"], shapes["do"] = do, (b, n, h, d_v)
         if dlse is not None:
             given["dlse"], shapes["dlse"] = dlse, (b, h, n)
-        given |= outputs
-        shapes |= {"o": (b, n, h, d_v), "lse": (b, h, n)}
     dtype = DTYPES[problem.dtype]
     arrays = {}
     for name, array in given.items():
@@ -192,7 +182,7 @@ def _tensors(
             raise ValueError(f"{name} must have shape {shapes[name]}, got {array.shape}")
         if array.dtype.kind not in "fV" or array.dtype.names:
             raise TypeError(f"{name} must hold floats, got dtype {array.dtype}")
-        rounded = array if name in ("lse", "dlse") else array.astype(dtype)
+        rounded = array if name == "dlse" else array.astype(dtype)
         arrays[name] = rounded.astype(np.float32)
     return arrays
 
@@ -211,16 +201,6 @@ def _inputs(arrays, sequence: int, heads: tuple[int, ...], problem: Problem) -> 
     if "dlse" in arrays:
         data["dLSE"] = arrays["dlse"][sequence, heads, :]
     return data
-
-
-def _kept(arrays, sequence: int, heads: tuple[int, ...]) -> dict:
-    """One machine's part of the forward's outputs that came in."""
-    kept = {}
-    if "o" in arrays:
-        kept["O"] = arrays["o"][sequence, :, heads, :]
-    if "lse" in arrays:
-        kept["LSE"] = arrays["lse"][sequence, heads, :]
-    return kept
 
 
 def _outputs(problem: Problem, direction: str) -> dict[str, np.ndarray]:
