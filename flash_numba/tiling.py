@@ -242,7 +242,7 @@ class Schedule:
         start, full_start, full_stop, stop = self._tiles
         visited = (start <= n_block) & (n_block < stop)
         full = (full_start <= n_block) & (n_block < full_stop)
-        kinds = np.where(full, FULL, np.where(visited, PARTIAL, SKIPPED))
+        kinds = visited.astype(np.int8) + full  # SKIPPED, PARTIAL, FULL = 0, 1, 2
         if self._listed is not None:
             kinds = np.minimum(kinds, self._listed[:, n_block])
         return _runs(kinds)
