@@ -171,12 +171,12 @@ def pose(
         block_mask = replace(block_mask, mask=_seen_from(place, block_mask.mask))
     if mods or mask is not None or block_mask is not None:
         base = replace(base, mask=mask, score_mods=tuple(mods.values()), block_mask=block_mask)
-    views = (place.view(array) for array in (q, k, v))
     at = {name: number for number, name in enumerate(mods)}
     tensors = {"bias": bias}
     if score_mod is not None and score_mod.aux_index is not None:
         tensors["score_mod"] = score_mod.aux[score_mod.aux_index]
-    return Posed(base, place, *views, q, tensors, at)
+    views = place.view(q), place.view(k), place.view(v)
+    return Posed(base, place, *views, like=q, tensors=tensors, at=at)
 
 
 def _common_dtype(q, k, v) -> str:

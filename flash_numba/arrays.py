@@ -52,6 +52,11 @@ class DeviceArray(NamedTuple):
         return cls(interface["data"][0], shape, tuple(strides), dtype_of(array))
 
 
+def is_torch(array) -> bool:
+    """Whether `array` is a torch tensor; imports nothing, and torch.compile can trace it."""
+    return hasattr(array, "requires_grad") and hasattr(array, "data_ptr")
+
+
 def dtype_of(array) -> str:
     """Name of an array's element type: a key of `problem.DTYPES`, else the library's own."""
     if hasattr(array, "dtype"):
@@ -262,7 +267,7 @@ def kind_of(name: str, array) -> Kind:
     if isinstance(array, np.ndarray):
         if not isinstance(array, np.ma.MaskedArray):
             return _Numpy()
-    elif hasattr(array, "requires_grad") and hasattr(array, "data_ptr"):
+    elif is_torch(array):
         return _Torch()
     elif library == "cupy":
         return _Cupy()
@@ -295,7 +300,7 @@ class Place(NamedTuple):
         """Whether NumPy can see the arrays."""
         return self.device == "cpu"
 
-    def view(self, array):
+    def view(self, array) -> Any:
         """The array as NumPy or as a `DeviceArray`; None stays None."""
         if array is None:
             return None

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import gpu_call, ladder
 from .arguments import Posed, pose
+from .arrays import is_torch
 from .ladder import Gpu, NoGpu
 from .problem import DTYPES
 from .scores import check_differentiable
@@ -151,10 +152,10 @@ def flash_attention(
     }
     if not isinstance(return_lse, bool):
         raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
-    if hasattr(q, "requires_grad"):
-        from .interop import torch as interop
+    if is_torch(q):
+        from .interop import pytorch
 
-        o, lse = interop.attention(q, k, v, kernel, deterministic, options)
+        o, lse = pytorch.attention(q, k, v, kernel, deterministic, options)
     else:
         if seed is None and dropout_p:
             options["seed"] = draw_seed()
@@ -286,7 +287,7 @@ def backward(
     found = _simulate(rung.programs[1], posed, gpu, direction="backward", **given)
     gradients = {}
     for name in needs:
-        if name in posed.at:
+        if name in posed.at and found.aux is not None:
             tensor = posed.tensors[name]
             total = found.aux[posed.at[name]].reshape(tuple(tensor.shape))
             gradient = _rounded(total, posed.place.view(tensor).dtype)

@@ -45,7 +45,8 @@ class _Memory:
         if self.on_host:
             from numba import cuda
 
-            array = cuda.device_array(shape, _bits(np.empty(0, DTYPES[dtype])).dtype)
+            stored: Any = _bits(np.empty(0, DTYPES[dtype])).dtype
+            array = cuda.device_array(shape, stored)
         else:
             array = self.kind.empty(shape, dtype, self.like)
         return _Output(array, DeviceArray.of(array)._replace(dtype=dtype))

@@ -138,6 +138,18 @@ RUNGS: tuple[Rung, ...] = (
         None,
         ("flash2", "flash2_two_kernel"),
     ),
+    Rung(
+        "flash1",
+        "FlashAttention-1: key tiles outside, O rewritten at every pair of tiles",
+        None,
+        ("flash1", "flash1"),
+    ),
+    Rung(
+        "standard",
+        "Standard attention in tiles, S and P in memory",
+        None,
+        ("tiled", "tiled"),
+    ),
 )
 """The rungs that exist, the fastest first."""
 

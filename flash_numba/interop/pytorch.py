@@ -59,7 +59,7 @@ class _Arguments(NamedTuple):
 
     def pose(self, q: Tensor, k: Tensor, v: Tensor, needs: Sequence[str] = ()) -> Posed:
         """The problem, with the objects in place of their numbers."""
-        score_mod = _objects[self.score_mod] if self.score_mod else None
+        score_mod: Any = _objects[self.score_mod] if self.score_mod else None
         if self.score_tensor is not None:
             aux = list(score_mod.aux)
             aux[score_mod.aux_index] = self.score_tensor
@@ -218,7 +218,8 @@ def backward(needs, do, dlse, o, lse, q, k, v, *arguments):
 def _(needs, do, dlse, o, lse, q, k, v, *arguments):
     tensors = _Arguments(*arguments)
     sources = q, k, v, tensors.bias, tensors.score_tensor
-    return [x.new_empty(x.shape) for x, needed in zip(sources, needs, strict=True) if needed]
+    wanted = (x for x, needed in zip(sources, needs, strict=True) if needed and x is not None)
+    return [x.new_empty(x.shape) for x in wanted]
 
 
 def _keep_for_backward(ctx, inputs, output):
