@@ -177,7 +177,7 @@ def window(shift, left: int | None, right: int | None) -> Mask:
     left, right : int or None
         Keys on each side, own position not counted; None = unlimited.
     """
-    sides = tuple(UNLIMITED if side is None else side for side in (left, right))
+    sides = tuple(UNLIMITED if side is None else min(side, UNLIMITED) for side in (left, right))
     name = f"window({left}, {right})"
     if hasattr(shift, "__len__"):
         return Mask(name, _window_by_batch, (shift, *sides), _window_range_by_batch, exact=True)

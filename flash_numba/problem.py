@@ -7,10 +7,11 @@ so that one set of checks, with one wording, guards them all.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -99,10 +100,10 @@ class Problem:
     softmax_scale: float = None  # pyright: ignore[reportAssignmentType]
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
-    key_lengths: np.ndarray | None = None
+    key_lengths: Sequence[int] | np.ndarray | None = None
     mask: Mask | None = None
     block_mask: BlockMask | None = None
-    score_mods: tuple[ScoreMod, ...] = ()
+    score_mods: Sequence[ScoreMod] = ()
     dropout_p: float = 0.0
     seed: int = 0
 
@@ -220,9 +221,9 @@ class Problem:
                 )
 
     @property
-    def shift(self):
+    def shift(self) -> Any:
         """What aligns q_idx with k_idx: keys minus queries, one number or one a batch."""
-        keys = self.seqlen_k if self.key_lengths is None else self.key_lengths
+        keys = self.seqlen_k if self.key_lengths is None else np.asarray(self.key_lengths)
         return keys - self.seqlen_q
 
     @cached_property

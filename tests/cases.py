@@ -53,7 +53,8 @@ def case(number: str, origin: str, shrunk: str = "", variants=(None,)):
 @case("K01", "flash-attention 334")
 def one_position(rng, whole):
     problem = Problem(1, 1, 16, dtype="fp16")
-    given = inputs(rng, problem) | {"do": np.ones((1, 1, 1, 16), np.float16)}
+    given = inputs(rng, problem)
+    given["do"] = np.ones((1, 1, 1, 16), np.float16)
     zero, v = np.zeros((1, 1, 1, 16)), np.float64(given["v"])
     answers = {"dq": zero, "dk": zero, "dv": zero + 1, "o": v}
     return Case(problem, **given, answers=answers, exact=("o", "dq", "dk", "dv"))
@@ -95,8 +96,7 @@ def one_huge_score(rng, whole):
 @case("K08", "flashinfer 4451", "heads 4 over 1: still four query heads share a kv head")
 def one_very_negative_score(rng, whole):
     heads, kv_heads = (32, 8) if whole else (4, 1)
-    sizes = {"num_heads": heads, "num_kv_heads": kv_heads}
-    problem = Problem(1, 1, 128, dtype="fp16", causal=True, **sizes)
+    problem = Problem(1, 1, 128, 128, 1, heads, kv_heads, dtype="fp16", causal=True)
     given = inputs(rng, problem)
     given["q"][:], given["k"][:] = 64, -64
     o = np.repeat(np.float64(given["v"]), heads // kv_heads, axis=2)
@@ -161,8 +161,8 @@ def gradient_through_lse_alone(rng, whole):
 
 @case("K18", "flash-attention 1133", variants=("window", "causal"))
 def a_window_that_is_causal(rng, whole, kind):
-    options = {"causal": True} if kind == "causal" else {"window": (96, 0)}
-    problem = Problem(97, 97, 128, **options)
+    window = (96, 0) if kind == "window" else (None, None)
+    problem = Problem(97, 97, 128, causal=kind == "causal", window=window)
     given = inputs(np.random.default_rng(18), problem)
     answers = dense(problem, **given, visible=np.tri(97, dtype=bool))
     return Case(problem, **given, answers=answers)
@@ -208,7 +208,8 @@ def farther_keys_score_lower(rng, whole):
     problem = Problem(5, 5, 16, num_heads=2, score_mods=(masks.alibi(slopes, 0),))
     given = inputs(rng, problem)
     distance = np.abs(np.arange(5)[:, None] - np.arange(5))
-    bias = -np.float64(slopes)[:, :, None, None] * distance
+    bias = -slopes.astype(np.float64)[:, :, None, None] * distance
+    assert (np.diff(bias[..., 0, :]) < 0).all()
     return Case(problem, **given, answers=dense(problem, **given, bias=bias))
 
 
@@ -326,7 +327,8 @@ def many_sequences(rng, whole):
 @case("K55", "flash-attention 2260", "4 sequences: only offsets of 32 bits overflow")
 def many_elements(rng, whole):
     problem = Problem(1, 1, 128, batch=8300 if whole else 4, num_heads=16, dtype="fp16")
-    given = inputs(rng, problem) | {"do": np.ones(problem.shapes["do"], np.float16)}
+    given = inputs(rng, problem)
+    given["do"] = np.ones(problem.shapes["do"], np.float16)
     zero = np.zeros(problem.shapes["q"])
     answers = {"o": np.float64(given["v"]), "dq": zero, "dk": zero, "dv": zero + 1}
     return Case(problem, **given, answers=answers, exact=("o", "dq", "dk", "dv"))

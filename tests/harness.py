@@ -5,6 +5,7 @@ An implementation is a module or object with ``forward(problem, q, k, v) -> (o, 
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +37,24 @@ def normal(rng, shape, dtype="fp32") -> np.ndarray:
     return rng.standard_normal(shape).astype(DTYPES[dtype])
 
 
-def inputs(rng, problem: Problem) -> dict[str, np.ndarray]:
+def inputs(rng, problem: Problem) -> dict[str, Any]:
     """Standard normal q, k, v and do of the problem's type."""
     return {n: normal(rng, problem.shapes[n], problem.dtype) for n in ("q", "k", "v", "do")}
 
 
-def dense(problem, q, k, v, do, dlse=None, *, visible=True, bias=0.0, cap=None, keep=1.0):
+def dense(
+    problem: Problem,
+    q,
+    k,
+    v,
+    do,
+    dlse=None,
+    *,
+    visible: Any = True,
+    bias: Any = 0.0,
+    cap: float | None = None,
+    keep: Any = 1.0,
+) -> dict[str, np.ndarray]:
     """Attention and its gradients over whole arrays, the mask given as an explicit array.
 
     `visible`, `bias` and `keep` broadcast to (batch, heads, seqlen_q, seqlen_k).
@@ -62,13 +75,17 @@ def dense(problem, q, k, v, do, dlse=None, *, visible=True, bias=0.0, cap=None, 
     ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
     ds = ds + (0 if dlse is None else p * np.asarray(dlse, np.float64)[..., None])
     ds = scale * ds * (1 if cap is None else 1 - (capped / cap) ** 2)
-    grouped = (*k.shape[:2], k.shape[2] // group, group)
+
+    def of_kv_heads(gradient):
+        heads = gradient.shape[2] // group, group
+        return gradient.reshape(*gradient.shape[:2], *heads, gradient.shape[3]).sum(axis=3)
+
     return {
         "o": np.einsum("bhij,bjhd->bihd", keep * p, v),
         "lse": lse,
         "dq": np.einsum("bhij,bjhd->bihd", ds, k),
-        "dk": np.einsum("bhij,bihd->bjhd", ds, q).reshape(*grouped, -1).sum(axis=3),
-        "dv": np.einsum("bhij,bihd->bjhd", keep * p, do).reshape(*grouped, -1).sum(axis=3),
+        "dk": of_kv_heads(np.einsum("bhij,bihd->bjhd", ds, q)),
+        "dv": of_kv_heads(np.einsum("bhij,bihd->bjhd", keep * p, do)),
     }
 
 

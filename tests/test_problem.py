@@ -1,5 +1,7 @@
 """A problem refuses what it cannot mean, saying what is allowed and what it was given."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from flash_numba.masks import Mask
 from flash_numba.problem import DTYPES, Problem, dtype_name
 from flash_numba.tiling import BlockMask
 
-SIZES = {"seqlen_q": 4, "seqlen_k": 6, "head_dim": 16}
+SIZES: dict[str, Any] = {"seqlen_q": 4, "seqlen_k": 6, "head_dim": 16}
 SEEN = Mask("anything", lambda b, h, i, j, aux: True)
 BLOCKS = BlockMask.from_mask(SEEN, Problem(**SIZES), 2, 2)
 
@@ -27,6 +29,7 @@ def test_key_lengths_align_each_sequence_to_its_own_end():
     assert problem.shift.tolist() == [2, -1]
     assert [problem.key_length(batch) for batch in range(2)] == [6, 3]
     q_idx, k_idx = np.ogrid[:4, :6]
+    assert problem.visibility is not None
     for batch, length in enumerate([6, 3]):
         seen = problem.visibility.keep(batch, 0, q_idx, k_idx, problem.visibility.aux)
         assert seen[3].tolist() == [j < length for j in range(6)]
@@ -34,6 +37,8 @@ def test_key_lengths_align_each_sequence_to_its_own_end():
 
 def test_masks_combine_in_one():
     problem = Problem(**SIZES, causal=True, window=(1, None), mask=SEEN, block_mask=BLOCKS)
+    assert problem.range_mask is not None
+    assert problem.visibility is not None
     assert problem.range_mask.name == "causal & window(1, None) & anything"
     assert problem.visibility.name == "causal & window(1, None) & anything & anything"
 

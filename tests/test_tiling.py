@@ -1,5 +1,7 @@
 """Tile schedules against the predicate itself, evaluated on every pair of positions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -163,11 +165,17 @@ def falling(batch, head, q_idx, aux):
 anything = Mask("anything", lambda b, h, i, j, aux: True)
 
 
+float_tile: Any = 2.5
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda p: Schedule(p, 0, 4), "tile_m must be a whole number >= 1, got 0"),
-        (lambda p: Schedule(p, 4, 2.5), r"tile_n must be a whole number >= 1, got 2\.5"),
+        (
+            lambda p: Schedule(p, 4, tile_n=float_tile),
+            r"tile_n must be a whole number >= 1, got 2\.5",
+        ),
         (lambda p: Schedule(p, 4, 4, 2), r"batch must lie in 0\.\.1, got 2"),
         (lambda p: Schedule(p, 4, 4, 0, -1), r"head must lie in 0\.\.2, got -1"),
         (
