@@ -8,7 +8,7 @@ import numpy as np
 
 from flash_numba.problem import DTYPES, Problem
 
-from .hbm import LAYOUT
+from .hbm import LAYOUT, Hbm
 
 OUTPUTS = {"O": "o", "LSE": "lse", "dQ": "dq", "dK": "dk", "dV": "dv"}
 """Outputs by their names in HBM, and in `Problem.shapes`."""
@@ -89,18 +89,19 @@ def outputs(problem: Problem, direction: str, idealised: bool) -> dict[str, np.n
 
 def collect(
     collected: dict[str, np.ndarray],
-    data: dict[str, np.ndarray],
+    hbm: Hbm,
     problem: Problem,
     sequence: int,
     heads: Sequence[int],
 ) -> None:
     """Copy one machine's outputs; keys beyond the sequence's own length get a gradient of 0."""
     for name, out in collected.items():
+        found = hbm.tensor(name).data
         if name == "LSE":
-            out[sequence, list(heads)] = data[name]
+            out[sequence, list(heads)] = found
         elif LAYOUT[name][0] == "head":
-            out[sequence, :, list(heads)] = data[name]
+            out[sequence, :, list(heads)] = found
         else:
             length, kv = problem.key_length(sequence), heads[0] // problem.group
-            out[sequence, :length, kv] = data[name]
+            out[sequence, :length, kv] = found
             out[sequence, length:, kv] = 0

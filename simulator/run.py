@@ -136,7 +136,7 @@ def simulate(
         result.counts += gpu.ledger.counts(peak) * times
         result.register_peak_bytes = max(result.register_peak_bytes, gpu.register_peak)
         if arrays is not None:
-            collect(result.arrays, options["data"], problem, sequence, heads)
+            collect(result.arrays, gpu.hbm, problem, sequence, heads)
             result.aux = _added(result.aux, gpu.aux_totals)
     return result
 
