@@ -94,15 +94,15 @@ class Posed:
     at: dict[str, int]
 
     def checked(self, **arrays) -> dict[str, Any]:
-        """Views of further arrays under the problem's names for them; None stays None.
+        """Views of further arrays under the problem's names for them; `dlse` may be None.
 
         Raises
         ------
         ValueError, TypeError
             If one differs from q in kind or device, or has not the problem's shape or type.
         """
+        one_place(("dlse",), q=self.like, **arrays)
         given = {name: array for name, array in arrays.items() if array is not None}
-        one_place(q=self.like, **given)
         self.problem.check_shapes(**given)
         for name, array in given.items():
             allowed = "fp32" if name in ("lse", "dlse") else self.problem.dtype
@@ -146,7 +146,15 @@ def pose(
     """
     if isinstance(mask, Mask):
         raise TypeError(f"mask must be a bool array, got {mask!r}; mask_mod takes a Mask")
-    place = one_place(q=q, k=k, v=v, mask=mask, bias=bias, alibi_slopes=alibi_slopes)
+    place = one_place(
+        ("mask", "bias", "alibi_slopes"),
+        q=q,
+        k=k,
+        v=v,
+        mask=mask,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+    )
     numbers = Numbers.of(scale, causal, window, softcap, dropout_p, seed)
     dtype = _common_dtype(q, k, v)
     base = _problem(tuple(q.shape), tuple(k.shape), tuple(v.shape), dtype, numbers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ class _Numpy(Kind):
         return array
 
     def contiguous(self, array):
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
 
     def wrap(self, array, like):
         return array
@@ -254,7 +255,7 @@ class _Dlpack(Kind):
         return np.from_dlpack(array)
 
     def contiguous(self, array):
-        return np.ascontiguousarray(self.host(array))
+        return np.asarray(self.host(array), order="C")
 
     def wrap(self, array, like):
         namespace = getattr(like, "__array_namespace__", None)
@@ -307,19 +308,27 @@ class Place(NamedTuple):
         return self.kind.host(array) if self.on_host else DeviceArray.of(array)
 
 
-def one_place(**arrays) -> Place:
-    """The kind and device that all given arrays share (those that are None aside).
+def one_place(optional: Collection[str] = (), **arrays) -> Place:
+    """The kind and device that all arrays share.
+
+    Parameters
+    ----------
+    optional : collection of str
+        Names of arrays that may be None.
+    **arrays
+        The first is what errors compare with.
 
     Raises
     ------
     TypeError
         Naming the argument that is no array, or two arguments that differ.
     """
-    given = [(name, array) for name, array in arrays.items() if array is not None]
-    first, like = given[0]
+    first, like = next(iter(arrays.items()))
     kind = kind_of(first, like)
     device = kind.device(like)
-    for name, array in given:
+    for name, array in arrays.items():
+        if array is None and name in optional:
+            continue
         other = kind_of(name, array)
         if other != kind:
             raise TypeError(

@@ -332,7 +332,7 @@ class _Tiles(NamedTuple):
 def _say_once(gpu: NoGpu) -> None:
     warnings.warn(
         f"{gpu.reason}; the tile simulator answers, which is right but slow (said once)",
-        stacklevel=2,
+        stacklevel=5,  # the caller of flash_attention, where nothing lies between
     )
 
 
