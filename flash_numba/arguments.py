@@ -159,7 +159,8 @@ def pose(
     dtype = _common_dtype(q, k, v)
     base = _problem(tuple(q.shape), tuple(k.shape), tuple(v.shape), dtype, numbers)
     if key_lengths is not None:
-        base = replace(base, key_lengths=_host_lengths(key_lengths))
+        base = replace(base, key_lengths=host_lengths(key_lengths))
+    check_functions(score_mod, mask_mod, block_mask)
     score_mod = _as(ScoreMod, "score_mod", score_mod)
     if "bias" in needs:
         bias = _with_gradient("bias", bias, place)
@@ -175,7 +176,7 @@ def pose(
     mask = _both(
         _boolean(base, place.view(mask)), _seen_from(place, _as(Mask, "mask_mod", mask_mod))
     )
-    if isinstance(block_mask, BlockMask):
+    if block_mask is not None:
         block_mask = replace(block_mask, mask=_seen_from(place, block_mask.mask))
     if mods or mask is not None or block_mask is not None:
         base = replace(base, mask=mask, score_mods=tuple(mods.values()), block_mask=block_mask)
@@ -219,18 +220,26 @@ def _problem(q_shape, k_shape, v_shape, dtype: str, numbers: Numbers) -> Problem
     return problem
 
 
-def _host_lengths(key_lengths) -> np.ndarray:
+def host_lengths(key_lengths) -> np.ndarray:
+    """`key_lengths`, an array of any kind or a list, as a NumPy array."""
     if isinstance(key_lengths, list | tuple):
         return np.asarray(key_lengths)
     return kind_of("key_lengths", key_lengths).host(key_lengths)
+
+
+def check_functions(score_mod, mask_mod, block_mask) -> None:
+    """Raise a TypeError unless `pose` can take them."""
+    for name, given, wanted in (("score_mod", score_mod, ScoreMod), ("mask_mod", mask_mod, Mask)):
+        if not (given is None or isinstance(given, wanted) or callable(given)):
+            raise TypeError(f"{name} must be a {wanted.__name__} or a function, got {given!r}")
+    if not (block_mask is None or isinstance(block_mask, BlockMask)):
+        raise TypeError(f"block_mask must be a BlockMask or None, got {block_mask!r}")
 
 
 def _as(wanted: type, name: str, given):
     """A user's Mask or ScoreMod; a plain function becomes one without `aux`."""
     if given is None or isinstance(given, wanted):
         return given
-    if not callable(given):
-        raise TypeError(f"{name} must be a {wanted.__name__} or a function, got {given!r}")
     return wanted(getattr(given, "__name__", name), given)
 
 

@@ -264,13 +264,12 @@ class _Dlpack(Kind):
 
 def kind_of(name: str, array) -> Kind:
     """The `Kind` of an array, or a TypeError that names the argument."""
-    library = type(array).__module__.partition(".")[0]
+    if is_torch(array):
+        return _Torch()
     if isinstance(array, np.ndarray):
         if not isinstance(array, np.ma.MaskedArray):
             return _Numpy()
-    elif is_torch(array):
-        return _Torch()
-    elif library == "cupy":
+    elif type(array).__module__.startswith("cupy"):
         return _Cupy()
     elif hasattr(array, "__cuda_array_interface__"):
         return _CudaInterface()

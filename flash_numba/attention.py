@@ -63,7 +63,7 @@ def flash_attention(
     deterministic=None,
     return_lse=False,
     kernel="auto",
-):
+) -> Any:
     """Attention: ``softmax(scores) @ v`` with ``scores = scale * q @ k.T``, changed and masked.
 
     The order is scale, softcap, ALiBi, bias, score_mod, masks, softmax, dropout. All masks combine
@@ -163,7 +163,7 @@ def flash_attention(
     return (o, lse) if return_lse else o
 
 
-def standard_attention(q, k, v, **options):
+def standard_attention(q, k, v, **options) -> Any:
     """Attention the standard way, S and P in memory: `flash_attention` with ``kernel="standard"``.
 
     Parameters
@@ -279,7 +279,7 @@ def backward(
 ) -> Gradients:
     """Gradients of a posed problem from arrays as they came."""
     problem, gpu = posed.problem, _gpu(posed)
-    rung = ladder.choose(problem, gpu, kernel, deterministic)
+    rung = ladder.choose(problem, gpu, kernel, deterministic, needs)
     check_differentiable(problem)
     given = posed.checked(do=do, o=o, lse=lse, dlse=dlse)
     if isinstance(gpu, Gpu):

@@ -73,14 +73,14 @@ def forward(rung: Rung, posed: Posed) -> tuple[Any, Any]:
     inputs = [memory.read(view) for view in (posed.q, posed.k, posed.v)]
     o = memory.write(problem.shapes["o"], problem.dtype)
     lse = memory.write(problem.shapes["lse"], "fp32")
-    rung.functions().forward(problem, *inputs, o.view, lse.view, memory.stream)
+    rung.functions("forward").forward(problem, *inputs, o.view, lse.view, memory.stream)
     return memory.result(o), memory.result(lse)
 
 
 def backward(rung: Rung, posed: Posed, needs: Sequence[str], do, o, lse, dlse) -> dict[str, Any]:
     """Gradients by name ("dq", ..., "dbias", "dscore_mod"), those asked for."""
     problem, memory = posed.problem, _Memory(posed)
-    inputs = [memory.read(view) for view in (posed.q, posed.k, posed.v, o, lse, do, dlse)]
+    inputs = [memory.read(view) for view in (posed.q, posed.k, posed.v, o, lse, do)]
     outputs: dict[str, _Output] = {}
     d_aux: list[DeviceArray | None] = [None] * len(problem.score_mods)
     totals = aux_totals(problem, np.float32)
@@ -94,7 +94,10 @@ def backward(rung: Rung, posed: Posed, needs: Sequence[str], do, o, lse, dlse) -
         else:
             outputs[name] = memory.write(problem.shapes[f"d{name}"], problem.dtype)
     written = [outputs[name].view if name in outputs else None for name in ("q", "k", "v")]
-    rung.functions().backward(problem, *inputs, *written, d_aux, memory.stream)
+    functions = rung.functions("backward")
+    workspace = memory.write((-(-sum(functions.workspace(problem)) // 4),), "fp32")
+    rest = memory.read(dlse), memory.stream, *([d_aux] if any(d_aux) else [])
+    functions.backward(problem, *inputs, *written, workspace.view, *rest)
     return {
         f"d{name}": memory.result(output, _type_of(posed, name)) for name, output in outputs.items()
     }

@@ -6,11 +6,11 @@ one the simulator's program of the same algorithm does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .problem import Problem
 
@@ -68,17 +68,19 @@ class Rung:
         What ``kernel=`` calls it.
     title : str
         One line on what it is.
-    module : str or None
-        Where its GPU functions live, imported when first needed; None = the simulator alone has
-        this rung. The module has ::
+    modules : tuple of str, or None
+        Where the GPU functions of its forward and of its backward pass live, imported when first
+        needed; None = the simulator alone has this rung. They have ::
 
             forward(problem, q, k, v, o, lse, stream)
-            backward(problem, q, k, v, o, lse, do, dlse, dq, dk, dv, d_aux, stream)
+            workspace(problem)  # -> bytes, in one or more parts
+            backward(problem, q, k, v, o, lse, do, dq, dk, dv, memory, dlse, stream, d_aux)
 
-        with arrays that `DeviceArray.of` takes. o, lse and the gradients are written; a gradient
-        that is None is not computed. `dlse` may be None. `d_aux` has an entry for each of
+        with arrays as `DeviceArray`, and `stream` the handle of a CUDA stream. o, lse and the
+        gradients are written; a gradient that is None is not computed. `memory` is a float32 array
+        of ``sum(workspace(problem))`` bytes. `dlse` may be None. `d_aux` has an entry for each of
         ``problem.score_mods``: None, or a float32 array of the shape that `scores.aux_totals`
-        says, to be overwritten. `stream` is the handle of a CUDA stream.
+        says, to be overwritten.
     programs : tuple of str
         The simulator's programs of the forward and of the backward pass.
     compute_capability : tuple of int
@@ -95,7 +97,7 @@ class Rung:
 
     name: str
     title: str
-    module: str | None
+    modules: tuple[str, str] | None
     programs: tuple[str, str]
     compute_capability: tuple[int, int] = (7, 5)
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
@@ -103,22 +105,28 @@ class Rung:
     lacks: frozenset[str] = frozenset()
     deterministic: bool = True
 
-    def functions(self) -> ModuleType:
-        """The module of its GPU functions."""
-        assert self.module is not None
-        return import_module(self.module, __package__)
+    def functions(self, direction: str) -> Any:
+        """The module of its GPU functions of the "forward" or "backward" pass."""
+        assert self.modules is not None
+        return import_module(self.modules[direction == "backward"], __package__)
 
-    def why_not(self, problem: Problem, gpu: Gpu | NoGpu, deterministic: bool | None) -> str | None:
-        """What keeps this rung from answering, or None if nothing does."""
+    def why_not(
+        self,
+        problem: Problem,
+        gpu: Gpu | NoGpu,
+        deterministic: bool | None = None,
+        needs: Sequence[str] = (),
+    ) -> str | None:
+        """What keeps this rung from answering, or None if nothing does; as for `look`."""
         if problem.dtype not in self.dtypes:
             return f"takes {', '.join(self.dtypes)}, got {problem.dtype}"
-        if missing := sorted(self.lacks & features_of(problem)):
+        if missing := sorted(self.lacks & features_of(problem, needs)):
             return f"has no {', '.join(missing)}"
         if deterministic and not self.deterministic:
             return "its backward is not deterministic, got deterministic=True"
         if isinstance(gpu, NoGpu):
             return None
-        if self.module is None:
+        if self.modules is None:
             return "has no kernel for a GPU"
         if gpu.compute_capability < self.compute_capability:
             need = "{}.{}".format(*self.compute_capability)
@@ -154,8 +162,8 @@ RUNGS: tuple[Rung, ...] = (
 """The rungs that exist, the fastest first."""
 
 
-def features_of(problem: Problem) -> frozenset[str]:
-    """Names of what a problem asks for beyond plain attention."""
+def features_of(problem: Problem, needs: Sequence[str] = ()) -> frozenset[str]:
+    """Names of what a problem, and a backward pass for `needs`, ask for beyond plain attention."""
     asked = {
         "causal": problem.causal,
         "window": problem.window != (None, None),
@@ -166,6 +174,8 @@ def features_of(problem: Problem) -> frozenset[str]:
         "dropout": problem.dropout_p > 0,
         "grouped heads": problem.group > 1,
         "another head_dim_v": problem.head_dim_v != problem.head_dim,
+        "gradient of bias": "bias" in needs,
+        "gradient of score_mod": "score_mod" in needs,
     }
     return frozenset(name for name, used in asked.items() if used)
 
@@ -204,7 +214,11 @@ def check_wishes(kernel, deterministic) -> None:
 
 
 def look(
-    problem: Problem, gpu: Gpu | NoGpu, kernel: str = "auto", deterministic: bool | None = None
+    problem: Problem,
+    gpu: Gpu | NoGpu,
+    kernel: str = "auto",
+    deterministic: bool | None = None,
+    needs: Sequence[str] = (),
 ) -> Choice:
     """Find the rung that answers, without complaint if there is none.
 
@@ -217,6 +231,8 @@ def look(
     deterministic : bool or None
         True: only rungs whose backward gives the same bits each time. None takes what is fastest,
         which is a deterministic one unless that costs more than a fifth of the speed.
+    needs : sequence of str
+        Gradients that a backward pass is asked for.
 
     Raises
     ------
@@ -228,7 +244,7 @@ def look(
     for rung in RUNGS:
         if kernel not in ("auto", rung.name):
             reasons[rung.name] = f"not asked for: kernel={kernel!r}"
-        elif reason := rung.why_not(problem, gpu, deterministic):
+        elif reason := rung.why_not(problem, gpu, deterministic, needs):
             reasons[rung.name] = reason
         elif chosen is not None:
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
@@ -238,7 +254,11 @@ def look(
 
 
 def choose(
-    problem: Problem, gpu: Gpu | NoGpu, kernel: str = "auto", deterministic: bool | None = None
+    problem: Problem,
+    gpu: Gpu | NoGpu,
+    kernel: str = "auto",
+    deterministic: bool | None = None,
+    needs: Sequence[str] = (),
 ) -> Rung:
     """The rung that answers; parameters as for `look`.
 
@@ -247,7 +267,7 @@ def choose(
     ValueError
         If none can, with the reason of each.
     """
-    choice = look(problem, gpu, kernel, deterministic)
+    choice = look(problem, gpu, kernel, deterministic, needs)
     if choice.rung is None:
         raise ValueError(str(choice))
     return choice.rung

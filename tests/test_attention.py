@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -249,7 +250,7 @@ def test_a_plain_function_as_mask_and_score_change():
 
 def test_a_score_change_without_derivative_has_no_backward():
     q, k, v = qkv()
-    options = {"score_mod": lambda score, batch, head, q_idx, k_idx, aux: 2 * score}
+    options: dict[str, Any] = {"score_mod": lambda score, batch, head, q_idx, k_idx, aux: 2 * score}
     o, lse = flash_attention(q, k, v, return_lse=True, **options)
     with pytest.raises(ValueError, match=r"derivative.*<lambda>.*None"):
         flash_attention_backward(o, q, k, v, o, lse, **options)

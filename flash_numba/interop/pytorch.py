@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from .. import attention as api
-from ..arguments import Numbers, Posed, pose
+from ..arguments import Numbers, Posed, check_functions, host_lengths, pose
+from ..arrays import one_place
 from ..ladder import check_wishes
-from ..masks import ScoreMod
+from ..masks import Mask, ScoreMod
 
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -96,13 +97,9 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
         Its other arguments by name, but `return_lse`.
     """
     tensors = {name: options[name] for name in ("mask", "bias", "alibi_slopes")}
-    for name, tensor in {"q": q, "k": k, "v": v, **tensors}.items():
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"all arrays must be of one kind, got q as a torch tensor and {name} as a "
-                f"{type(tensor).__qualname__}"
-            )
+    one_place(tuple(tensors), q=q, k=k, v=v, **tensors)
     check_wishes(kernel, deterministic)
+    check_functions(*(options[name] for name in ("score_mod", "mask_mod", "block_mask")))
     seed = options["seed"]
     numbers = Numbers.of(
         options["scale"],
@@ -113,10 +110,12 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
         seed,
     )
     score_mod, lengths = options["score_mod"], options["key_lengths"]
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.as_tensor(host_lengths(lengths))
     _refuse_lost_gradients(options)
     arguments = _Arguments(
         **tensors,
-        key_lengths=None if lengths is None else torch.as_tensor(lengths),
+        key_lengths=lengths,
         seed=_seed(seed) if numbers.dropout_p else None,
         score_tensor=_tensor_of(score_mod),
         scale=numbers.softmax_scale,
@@ -165,17 +164,25 @@ def _tensor_of(score_mod) -> Tensor | None:
 
 def _refuse_lost_gradients(options: dict) -> None:
     """Raise a ValueError if a tensor asks for a gradient that is not defined."""
-    slopes, score_mod = options["alibi_slopes"], options["score_mod"]
-    others = [("alibi_slopes", slopes)]
+    score_mod, mask_mod, blocks = (options[n] for n in ("score_mod", "mask_mod", "block_mask"))
+    others: dict[str, Any] = {"alibi_slopes": options["alibi_slopes"]}
     if isinstance(score_mod, ScoreMod):
-        at = score_mod.aux_index
-        others += [("score_mod.aux", x) for n, x in enumerate(score_mod.aux) if n != at]
-    for name, tensor in others:
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
+        rest = enumerate(score_mod.aux)
+        others["score_mod.aux"] = tuple(x for n, x in rest if n != score_mod.aux_index)
+    others["mask_mod.aux"] = mask_mod.aux if isinstance(mask_mod, Mask) else ()
+    others["block_mask.mask.aux"] = () if blocks is None else blocks.mask.aux
+    for name, part in others.items():
+        if _needs_gradient(part):
             raise ValueError(
                 f"{name} must not require a gradient, as none is defined; a ScoreMod can define "
                 "that of the tensor aux[aux_index]"
             )
+
+
+def _needs_gradient(part) -> bool:
+    if isinstance(part, tuple):
+        return any(_needs_gradient(inner) for inner in part)
+    return isinstance(part, Tensor) and part.requires_grad
 
 
 _SCHEMA = """Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? alibi_slopes,
