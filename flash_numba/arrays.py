@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +114,14 @@ class Kind:
         """A new array on the GPU of `like`, its elements unset."""
         raise NotImplementedError
 
+    def clear(self, array) -> None:
+        """Set an array on the GPU to zeros, on the caller's stream."""
+        raise NotImplementedError
+
+    def current(self, like) -> AbstractContextManager:
+        """A context in which the GPU of `like` is the current one."""
+        return nullcontext()
+
     def cast(self, array, dtype: str) -> Any:
         """An array on the GPU in another element type."""
         raise NotImplementedError
@@ -169,6 +178,12 @@ class _Torch(Kind):
         element = getattr(torch, str(DTYPES[dtype]))
         return torch.empty(shape, dtype=element, device=like.device)
 
+    def clear(self, array) -> None:
+        array.zero_()
+
+    def current(self, like):
+        return sys.modules["torch"].cuda.device(like.device) if like.is_cuda else nullcontext()
+
     def cast(self, array, dtype):
         return array.to(getattr(sys.modules["torch"], str(DTYPES[dtype])))
 
@@ -194,6 +209,12 @@ class _Cupy(Kind):
         cupy = sys.modules["cupy"]
         with like.device:
             return cupy.empty(shape, DTYPES[dtype])
+
+    def clear(self, array) -> None:
+        array.fill(0)
+
+    def current(self, like):
+        return like.device
 
     def cast(self, array, dtype):
         return array.astype(DTYPES[dtype])
@@ -230,6 +251,9 @@ class _CudaInterface(Kind):
         from numba import cuda
 
         return cuda.device_array(shape, DTYPES[dtype])
+
+    def clear(self, array) -> None:
+        array.copy_to_device(np.zeros(array.shape, array.dtype))
 
     def cast(self, array, dtype):
         raise TypeError(f"a tensor with a gradient must have dtype float32 here, got {dtype}")

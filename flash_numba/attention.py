@@ -16,7 +16,7 @@ import numpy as np
 
 from . import gpu_call, ladder
 from .arguments import Posed, pose
-from .arrays import is_torch
+from .arrays import is_torch, kind_of
 from .ladder import Gpu, NoGpu
 from .problem import DTYPES
 from .scores import check_differentiable
@@ -222,6 +222,11 @@ def flash_attention_backward(
         Naming the argument, what is allowed and what was received; also if a score_mod has no
         derivative.
 
+    Notes
+    -----
+    o and lse need not be of these keys alone: with those of all keys the gradients are the part
+    that these keys have in the whole. The standard rung finds its own P and reads neither.
+
     References
     ----------
     Dao, "FlashAttention-2", 2023, Algorithm 2.
@@ -267,7 +272,8 @@ def forward(posed: Posed, kernel: str, deterministic: bool | None) -> tuple[Any,
     gpu = _gpu(posed)
     rung = ladder.choose(posed.problem, gpu, kernel, deterministic)
     if isinstance(gpu, Gpu):
-        return gpu_call.forward(rung, posed)
+        with posed.place.kind.current(posed.like):
+            return gpu_call.forward(rung, posed)
     found = _simulate(rung.programs[0], posed, gpu, direction="forward")
     kind, like = posed.place.kind, posed.like
     o = _rounded(found.arrays["O"], DTYPES[posed.problem.dtype])
@@ -283,14 +289,17 @@ def backward(
     check_differentiable(problem)
     given = posed.checked(do=do, o=o, lse=lse, dlse=dlse)
     if isinstance(gpu, Gpu):
-        return Gradients(**gpu_call.backward(rung, posed, needs, **given))
+        with posed.place.kind.current(posed.like):
+            return Gradients(**gpu_call.backward(rung, posed, needs, **given))
     found = _simulate(rung.programs[1], posed, gpu, direction="backward", **given)
     gradients = {}
     for name in needs:
-        if name in posed.at and found.aux is not None:
-            tensor = posed.tensors[name]
-            total = found.aux[posed.at[name]].reshape(tuple(tensor.shape))
-            gradient = _rounded(total, posed.place.view(tensor).dtype)
+        if name in posed.at:
+            tensor = kind_of(name, posed.tensors[name]).host(posed.tensors[name])
+            total = np.zeros(tensor.shape)
+            if problem.batch and problem.seqlen_q and problem.seqlen_k:
+                total += found.aux[posed.at[name]].reshape(tensor.shape)
+            gradient = _rounded(total, tensor.dtype)
         else:
             gradient = _rounded(found.arrays[f"d{name.upper()}"], DTYPES[problem.dtype])
         gradients[f"d{name}"] = posed.place.kind.wrap(gradient, posed.like)
@@ -310,7 +319,7 @@ def _gpu(posed: Posed) -> Gpu | NoGpu:
     return gpu
 
 
-def _simulate(program: str, posed: Posed, gpu: NoGpu, **options):
+def _simulate(program: str, posed: Posed, gpu: NoGpu, **options) -> Any:
     from simulator.run import simulate
 
     _say_once(gpu)

@@ -40,15 +40,19 @@ class _Memory:
         self.copies.append(copy)
         return DeviceArray.of(copy)._replace(dtype=dtype_of(view))
 
-    def write(self, shape: tuple[int, ...], dtype: str) -> _Output:
-        """Room for a result."""
+    def write(self, shape: tuple[int, ...], dtype: str, zeros: bool = False) -> _Output:
+        """Room for a result, its elements unset or zeros."""
         if self.on_host:
             from numba import cuda
 
             stored: Any = _bits(np.empty(0, DTYPES[dtype])).dtype
             array = cuda.device_array(shape, stored)
+            if zeros:
+                array.copy_to_device(np.zeros(shape, stored))
         else:
             array = self.kind.empty(shape, dtype, self.like)
+            if zeros:
+                self.kind.clear(array)
         return _Output(array, DeviceArray.of(array)._replace(dtype=dtype))
 
     def result(self, output: _Output, dtype: str | None = None) -> Any:
@@ -87,7 +91,7 @@ def backward(rung: Rung, posed: Posed, needs: Sequence[str], do, o, lse, dlse) -
     for name in needs:
         if name in posed.at:
             # The caller's shape, seen by the rung in the shape of its own view of the tensor.
-            output = outputs[name] = memory.write(tuple(posed.tensors[name].shape), "fp32")
+            output = outputs[name] = memory.write(tuple(posed.tensors[name].shape), "fp32", True)
             total = totals[posed.at[name]]
             assert total is not None
             d_aux[posed.at[name]] = output.view._replace(shape=total.shape, strides=total.strides)

@@ -48,9 +48,11 @@ class NoGpu(NamedTuple):
 def find_gpu(index: int = 0) -> Gpu | NoGpu:
     """GPU number `index` of this machine, or why there is none. Looked for once a process."""
     try:
-        from numba import cuda
+        from numba import config, cuda
     except ImportError as error:
         return NoGpu(f"no CUDA GPU: {error}")
+    if getattr(config, "ENABLE_CUDASIM", 0):
+        return NoGpu("no CUDA GPU: NUMBA_ENABLE_CUDASIM is set")
     if not cuda.is_available():
         return NoGpu("no CUDA GPU: the driver found none")
     device = cuda.gpus.lst[index]
@@ -79,8 +81,8 @@ class Rung:
         with arrays as `DeviceArray`, and `stream` the handle of a CUDA stream. o, lse and the
         gradients are written; a gradient that is None is not computed. `memory` is a float32 array
         of ``sum(workspace(problem))`` bytes. `dlse` may be None. `d_aux` has an entry for each of
-        ``problem.score_mods``: None, or a float32 array of the shape that `scores.aux_totals`
-        says, to be overwritten.
+        ``problem.score_mods``: None, or a float32 array of zeros to add to, of the shape that
+        `scores.aux_totals` says.
     programs : tuple of str
         The simulator's programs of the forward and of the backward pass.
     compute_capability : tuple of int

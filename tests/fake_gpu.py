@@ -37,6 +37,9 @@ class CudaArray:
             "version": 3,
         }
 
+    def copy_to_device(self, array: np.ndarray) -> None:
+        self.array[:] = array
+
     def copy_to_host(self) -> np.ndarray:
         return self.array.copy()
 
@@ -94,7 +97,7 @@ class Functions:
         with_gradient = [n for n, mod in enumerate(problem.score_mods) if mod.aux_index is not None]
         for number, gradient in zip(with_gradient, found.aux, strict=True):
             if d_aux and d_aux[number] is not None:
-                memory(d_aux[number])[:] = gradient
+                memory(d_aux[number])[:] += gradient
 
 
 def install(monkeypatch, gpu: Gpu | NoGpu = GPU, **needs) -> Functions:

@@ -302,6 +302,19 @@ def test_the_bias_gradient_has_the_shape_of_the_bias(shape):
     np.testing.assert_allclose(found.dbias, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(0, 9, 13), (2, 0, 13), (2, 9, 0)], ids=["B0", "N0", "M0"])
+def test_empty_problems_have_empty_or_zero_gradients(sizes):
+    q, k, v = qkv(*sizes)
+    bias = normal(4, 1, 1)
+    o, lse = flash_attention(q, k, v, bias=bias, return_lse=True)
+    assert not o.any()
+    assert (lse == -np.inf).all()
+    found = flash_attention_backward(o, q, k, v, o, lse, bias=bias, needs=("q", "k", "v", "bias"))
+    for gradient, source in zip(found, (q, k, v, bias), strict=False):
+        assert gradient.shape == source.shape
+        assert not gradient.any()
+
+
 def test_each_element_of_an_expanded_bias_has_its_own_gradient():
     q, k, v = qkv()
     bias, do = np.broadcast_to(normal(9, 1), (9, 13)), normal(2, 9, 4, 6)
