@@ -11,6 +11,7 @@ from functools import cache
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .masks import ScoreMod
 from .problem import Problem
@@ -128,7 +129,7 @@ def check_differentiable(problem: Problem) -> None:
         derivative_of(mod)
 
 
-def aux_totals(problem: Problem, dtype=np.float64) -> list[np.ndarray | None]:
+def aux_totals(problem: Problem, dtype: DTypeLike = np.float64) -> list[np.ndarray | None]:
     """Zeros to add the gradients of the score changes' tensors to.
 
     Returns
