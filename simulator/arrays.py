@@ -8,13 +8,15 @@ import numpy as np
 
 from flash_numba.problem import DTYPES, Problem
 
-from .hbm import LAYOUT
+from .hbm import LAYOUT, Hbm
 
 OUTPUTS = {"O": "o", "LSE": "lse", "dQ": "dq", "dK": "dk", "dV": "dv"}
 """Outputs by their names in HBM, and in `Problem.shapes`."""
 
 
-def checked(problem: Problem, direction: str, q, k, v, do, dlse) -> dict[str, np.ndarray] | None:
+def checked(
+    problem: Problem, direction: str, q, k, v, do=None, dlse=None, o=None, lse=None
+) -> dict[str, np.ndarray] | None:
     """The arrays that came in by name, rounded to the problem's dtype, as float32.
 
     None if none came in.
@@ -32,8 +34,9 @@ def checked(problem: Problem, direction: str, q, k, v, do, dlse) -> dict[str, np
     if missing:
         names = " and ".join(", ".join(given).rsplit(", ", 1))
         raise ValueError(f"{names} must come together, got none for {' and '.join(missing)}")
-    if backward and dlse is not None:
-        given["dlse"] = dlse
+    if backward:
+        others = {"dlse": dlse, "o": o, "lse": lse}
+        given |= {name: array for name, array in others.items() if array is not None}
     given = {name: np.asarray(array) for name, array in given.items()}
     problem.check_shapes(**given)
     for name, array in given.items():
@@ -41,7 +44,7 @@ def checked(problem: Problem, direction: str, q, k, v, do, dlse) -> dict[str, np
             raise TypeError(f"{name} must hold floats, got dtype {array.dtype}")
     dtype = DTYPES[problem.dtype]
     return {
-        name: (array if name == "dlse" else array.astype(dtype)).astype(np.float32)
+        name: (array if name in ("lse", "dlse") else array.astype(dtype)).astype(np.float32)
         for name, array in given.items()
     }
 
@@ -64,6 +67,18 @@ def tensors(
     return found
 
 
+def forward_outputs(
+    arrays: dict[str, np.ndarray], sequence: int, heads: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """One machine's part of the O and LSE that came in, copied."""
+    found = {}
+    if "o" in arrays:
+        found["O"] = arrays["o"][sequence, :, list(heads)]
+    if "lse" in arrays:
+        found["LSE"] = arrays["lse"][sequence, list(heads)]
+    return found
+
+
 def outputs(problem: Problem, direction: str, idealised: bool) -> dict[str, np.ndarray]:
     """Arrays to collect outputs in, NaN where no run has put anything."""
     names = list(OUTPUTS) if direction == "backward" else ["O", "LSE"]
@@ -74,18 +89,19 @@ def outputs(problem: Problem, direction: str, idealised: bool) -> dict[str, np.n
 
 def collect(
     collected: dict[str, np.ndarray],
-    data: dict[str, np.ndarray],
+    hbm: Hbm,
     problem: Problem,
     sequence: int,
     heads: Sequence[int],
 ) -> None:
     """Copy one machine's outputs; keys beyond the sequence's own length get a gradient of 0."""
     for name, out in collected.items():
+        found = hbm.tensor(name).data
         if name == "LSE":
-            out[sequence, list(heads)] = data[name]
+            out[sequence, list(heads)] = found
         elif LAYOUT[name][0] == "head":
-            out[sequence, :, list(heads)] = data[name]
+            out[sequence, :, list(heads)] = found
         else:
             length, kv = problem.key_length(sequence), heads[0] // problem.group
-            out[sequence, :length, kv] = data[name]
+            out[sequence, :length, kv] = found
             out[sequence, length:, kv] = 0

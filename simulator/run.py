@@ -11,10 +11,10 @@ import numpy as np
 
 from flash_numba.checks import index, whole
 from flash_numba.problem import Problem
-from flash_numba.scores import check_differentiable
+from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
-from .arrays import checked, collect, outputs, tensors
+from .arrays import checked, collect, forward_outputs, outputs, tensors
 from .counts import Counts
 from .events import EventLog
 from .machine import Machine
@@ -60,6 +60,8 @@ def simulate(
     do=None,
     dlse=None,
     *,
+    o=None,
+    lse=None,
     direction: str = "forward",
     tile_m: int = 64,
     tile_n: int = 64,
@@ -82,6 +84,8 @@ def simulate(
         Gradient of the output; needed with arrays for ``direction="backward"``.
     dlse : float array of shape (batch, num_heads, seqlen_q), optional
         Gradient of lse. For a backward that only counts, True stands for "there is one".
+    o, lse : float arrays of the shapes of `do` and `dlse`, optional
+        The forward's outputs for a backward to start from, in place of those it finds itself.
     direction : "forward" or "backward"
         A backward with arrays runs the forward first, uncounted.
     tile_m, tile_n : int
@@ -108,7 +112,7 @@ def simulate(
     lse_gradient = dlse is not None and dlse is not False
     if lse_gradient and program.idealised:
         raise ValueError(f"dlse must be None for {program.name}, which has no lse; got one")
-    arrays = checked(problem, direction, q, k, v, do, dlse)
+    arrays = checked(problem, direction, q, k, v, do, dlse, o, lse)
     chosen = program.forward if direction == "forward" else program.backward
     options: dict[str, Any] = {
         "tile_m": tile_m,
@@ -118,6 +122,7 @@ def simulate(
     result = Run(Counts(sram_peak_bytes=None if program.idealised else 0))
     if arrays is not None:
         result.arrays = outputs(problem, direction, program.idealised)
+        result.aux = aux_totals(problem) if direction == "backward" else None
     if record:
         result.log = EventLog(_meta(program, problem, direction, batch, head or 0, options))
     for sequence, heads, times in _groups(problem, batch, head, counts_only=arrays is None):
@@ -126,13 +131,16 @@ def simulate(
             options["data"] = tensors(arrays, problem, sequence, heads)
             if direction == "backward":
                 _run(program.forward, problem, options)
+                options["data"] |= forward_outputs(arrays, sequence, heads)
         gpu = _run(chosen, problem, options, lse_gradient=lse_gradient, log=result.log)
         peak = None if program.idealised else gpu.sram.peak
         result.counts += gpu.ledger.counts(peak) * times
         result.register_peak_bytes = max(result.register_peak_bytes, gpu.register_peak)
         if arrays is not None:
-            collect(result.arrays, options["data"], problem, sequence, heads)
-            result.aux = _added(result.aux, gpu.aux_totals)
+            collect(result.arrays, gpu.hbm, problem, sequence, heads)
+            for total, part in zip(result.aux or (), gpu.aux_totals or (), strict=False):
+                if total is not None:
+                    total += part
     return result
 
 
@@ -191,12 +199,6 @@ def _groups(
     for sequence in range(problem.batch):
         for heads in shared:
             yield sequence, heads, 1
-
-
-def _added(total: list | None, part: list | None) -> list | None:
-    if total is None or part is None:
-        return part
-    return [a if a is None else a + b for a, b in zip(total, part, strict=True)]
 
 
 def _meta(

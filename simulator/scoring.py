@@ -38,10 +38,21 @@ class Scoring(Walk):
         return apply_scores(*where, scores, masked=masked and self._kind != FULL)
 
     def score_gradient(
-        self, d_scores: np.ndarray, chain: tuple, head: int, rows: slice, cols: slice
+        self,
+        d_scores: np.ndarray,
+        chain: tuple,
+        head: int,
+        rows: slice,
+        cols: slice,
+        *,
+        aux: bool = True,
     ) -> np.ndarray:
-        """The gradient of Q Kᵀ from that of the changed scores, softmax_scale included."""
-        raw = score_gradient(*self._where(head, rows, cols), d_scores, chain, self.aux_totals)
+        """The gradient of Q Kᵀ from that of the changed scores, softmax_scale included.
+
+        `aux`: add to the gradients of the changes' tensors, which one kernel of a program must do.
+        """
+        totals = self.aux_totals if aux else None
+        raw = score_gradient(*self._where(head, rows, cols), d_scores, chain, totals)
         return raw * np.float32(self.problem.softmax_scale)
 
     def score_chain(self, head: int, rows: slice, cols: slice) -> tuple:
