@@ -99,8 +99,9 @@ def telling(replay) -> int:
     return int(replay.steps.stops[len(replay.steps.stops) // 2])
 
 
-def print_comparison(source: Session, direction: str) -> None:
-    """What the problem costs, program by program."""
+def print_comparison(source: Session | Saved, direction: str) -> None:
+    """What the problem of a session costs, program by program."""
+    assert isinstance(source, Session)
     from ..compare import choose, comparison
 
     found = comparison(
