@@ -11,7 +11,7 @@ import numpy as np
 
 from flash_numba.checks import index, whole
 from flash_numba.problem import Problem
-from flash_numba.scores import check_differentiable
+from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
 from .arrays import checked, collect, forward_outputs, outputs, tensors
@@ -122,6 +122,7 @@ def simulate(
     result = Run(Counts(sram_peak_bytes=None if program.idealised else 0))
     if arrays is not None:
         result.arrays = outputs(problem, direction, program.idealised)
+        result.aux = aux_totals(problem) if direction == "backward" else None
     if record:
         result.log = EventLog(_meta(program, problem, direction, batch, head or 0, options))
     for sequence, heads, times in _groups(problem, batch, head, counts_only=arrays is None):
@@ -137,7 +138,9 @@ def simulate(
         result.register_peak_bytes = max(result.register_peak_bytes, gpu.register_peak)
         if arrays is not None:
             collect(result.arrays, gpu.hbm, problem, sequence, heads)
-            result.aux = _added(result.aux, gpu.aux_totals)
+            for total, part in zip(result.aux or (), gpu.aux_totals or (), strict=False):
+                if total is not None:
+                    total += part
     return result
 
 
@@ -196,12 +199,6 @@ def _groups(
     for sequence in range(problem.batch):
         for heads in shared:
             yield sequence, heads, 1
-
-
-def _added(total: list | None, part: list | None) -> list | None:
-    if total is None or part is None:
-        return part
-    return [a if a is None else a + b for a, b in zip(total, part, strict=True)]
 
 
 def _meta(

@@ -45,13 +45,13 @@ class Scoring(Walk):
         rows: slice,
         cols: slice,
         *,
-        to_aux: bool = True,
+        aux: bool = True,
     ) -> np.ndarray:
         """The gradient of Q Kᵀ from that of the changed scores, softmax_scale included.
 
-        With `to_aux` the gradients of the changes' tensors are added to `aux_totals`.
+        `aux`: add to the gradients of the changes' tensors, which one kernel of a program must do.
         """
-        totals = self.aux_totals if to_aux else None
+        totals = self.aux_totals if aux else None
         raw = score_gradient(*self._where(head, rows, cols), d_scores, chain, totals)
         return raw * np.float32(self.problem.softmax_scale)
 

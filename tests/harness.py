@@ -4,6 +4,7 @@ An implementation is a module or object with ``forward(problem, q, k, v) -> (o, 
 ``backward(problem, q, k, v, do, dlse) -> .dq, .dk, .dv``, as `flash_numba.reference` is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,17 +115,42 @@ class Twin:
         return reference.backward(problem, q, k, v, do, dlse, dtype=self.dtype)
 
 
-def check(case: Case, implementation) -> None:
-    """Hold an implementation against a case; raises AssertionError."""
+def tiled_rounding(case: Case, truth: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """What a backward may round away that takes delta from O and sums the heads of a group in fp32.
+
+    The twin's delta is rowsum(P∘dP): where a row has few keys, dP - delta cancels to the last bit.
+    Taken as rowsum(dO∘O) it is another sum of head_dim_v products than dP, each sum off by about
+    sqrt(head_dim_v) units in the last place (Higham and Mary, 2019), O by two more. P is at most 1.
+    """
+    problem, unit = case.problem, 2.0**-24
+    q, k, v, do = (np.abs(np.asarray(x, np.float64)) for x in (case.q, case.k, case.v, case.do))
+    sums = do * (v.max(initial=0.0) + np.abs(truth["o"]))
+    tau = (np.sqrt(problem.head_dim_v) + 2) * unit / (1 - problem.dropout_p) * sums.sum(axis=-1)
+    along_k = (tau[..., None] * q).sum(axis=1).max(initial=0.0) * problem.group
+    scale, shared = abs(problem.softmax_scale), np.sqrt(problem.group) * unit
+    return {
+        "dq": scale * tau.max(initial=0.0) * k.max(initial=0.0),
+        "dk": scale * along_k + shared * np.abs(truth["dk"]).max(initial=0.0),
+        "dv": shared * np.abs(truth["dv"]).max(initial=0.0),
+        "aux": tau.sum(),
+    }
+
+
+def check(case: Case, implementation, rounding=None) -> None:
+    """Hold an implementation against a case; raises AssertionError.
+
+    `rounding`, such as `tiled_rounding`, widens the budget: what it names need not be exact.
+    """
     found = run(case, implementation)
     truth = run(case, reference) | case.answers
     twin = run(case, Twin(case.problem.dtype))
+    wider = rounding(case, truth) if rounding else {}
     for name, array in found.items():
-        if name in case.exact:
+        if name in case.exact and not wider.get(name):
             np.testing.assert_array_equal(np.asarray(array, np.float64), truth[name], name)
         dtype = "fp32" if name == "lse" else case.problem.dtype
         verdict = within_budget(array, truth[name], twin[name], dtype)
-        assert verdict, f"{name}: {verdict}"
+        assert verdict.error <= verdict.allowance + wider.get(name, 0.0), f"{name}: {verdict}"
     for _ in range(case.repeats - 1):
         for name, array in backward(case, implementation).items():
             np.testing.assert_array_equal(array, found[name], f"{name} of a repeated run")

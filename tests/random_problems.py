@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from harness import inputs, normal
@@ -24,10 +25,10 @@ class Random:
     dlse: bool
 
     @property
-    def tiles(self) -> dict[str, int]:
+    def tiles(self) -> dict[str, Any]:
         return {"tile_m": self.tile_m, "tile_n": self.tile_n}
 
-    def arrays(self, seed: int) -> dict[str, np.ndarray]:
+    def arrays(self, seed: int) -> dict[str, Any]:
         """q, k, v, do of the problem's type, and dlse if lse has a gradient."""
         rng = np.random.default_rng((seed, 1))
         given = inputs(rng, self.problem)

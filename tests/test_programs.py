@@ -1,14 +1,12 @@
 """Every program on random problems: its numbers, and one count however it is walked."""
 
-import re
-import warnings
-from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from cases import CASES
-from harness import Case, check
+from harness import Case, Twin, check, tiled_rounding
 from random_problems import random_problem
 
 from flash_numba import reference
@@ -17,8 +15,7 @@ from flash_numba.problem import Problem
 from simulator.counts import Counts
 from simulator.events import COLUMNS, EventLog
 from simulator.machine import Machine
-from simulator.memory import SramOverflow
-from simulator.programs import BROKEN, PROGRAMS
+from simulator.programs import PROGRAMS
 from simulator.run import simulate
 
 TILED = [name for name, program in PROGRAMS.items() if not program.idealised]
@@ -35,56 +32,55 @@ class Simulated:
     """
 
     def __init__(self, name, **tiles):
-        self.program, self.tiles = PROGRAMS[name], tiles | {"head": None, "sram_bytes": None}
+        self.program = PROGRAMS[name]
+        self.options: dict[str, Any] = tiles | {"head": None, "sram_bytes": None}
 
     def forward(self, problem, q, k, v):
-        arrays = simulate(self.program, problem, q, k, v, **self.tiles).arrays
+        arrays = simulate(self.program, problem, q, k, v, **self.options).arrays
         lse = arrays["LSE"] if "LSE" in arrays else reference.forward(problem, q, k, v)[1]
         return arrays["O"], lse
 
     def backward(self, problem, q, k, v, do, dlse):
-        options = self.tiles | {"direction": "backward"}
-        run = simulate(self.program, problem, q, k, v, do, dlse, **options)
+        given = q, k, v, do, dlse
+        run = simulate(self.program, problem, *given, direction="backward", **self.options)
         aux = tuple(total for total in run.aux or () if total is not None)
         return reference.Gradients(run.arrays["dQ"], run.arrays["dK"], run.arrays["dV"], aux)
 
 
-@cache
-def truths(seed: int, dlse: bool, dtype: str | None) -> tuple:
-    """Answers of the reference or its twin to a random problem."""
+def answers(implementation, seed: int, dlse: bool) -> dict[str, np.ndarray]:
+    """What an implementation says to a random problem, by name."""
     problem, given = random_problem(seed).problem, random_problem(seed).arrays(seed)
     q, k, v, do = (given[n] for n in ("q", "k", "v", "do"))
-    forward = reference.forward(problem, q, k, v, dtype=dtype)
-    gradients = reference.backward(
-        problem, q, k, v, do, given["dlse"] if dlse else None, dtype=dtype
-    )
-    return *forward, *gradients[:3], *gradients.aux
+    o, lse = implementation.forward(problem, q, k, v)
+    found = implementation.backward(problem, q, k, v, do, given["dlse"] if dlse else None)
+    aux = {f"aux {number}": total for number, total in enumerate(found.aux)}
+    return {"o": o, "lse": lse, "dq": found.dq, "dk": found.dk, "dv": found.dv} | aux
+
+
+@cache
+def truth_and_twin(seed: int, dlse: bool):
+    twin = Twin(random_problem(seed).problem.dtype)
+    return answers(reference, seed, dlse), answers(twin, seed, dlse)
 
 
 # Numbers
 
 
 @every_program
-@each_direction
-def test_numbers_are_within_the_error_budget(name, direction):
+def test_numbers_are_within_the_error_budget(name):
     for seed in NUMERICS:
         drawn = random_problem(seed)
-        program, given = Simulated(name, **drawn.tiles), drawn.arrays(seed)
-        problem, dlse = drawn.problem, drawn.dlse and not PROGRAMS[name].idealised
-        if not dlse:
-            given["dlse"] = None
-        truth, twin = truths(seed, dlse, None), truths(seed, dlse, problem.dtype)
-        if direction == "forward":
-            found = program.forward(problem, *(given[n] for n in ("q", "k", "v")))
-            names, truth, twin = ("o", "lse"), truth[:2], twin[:2]
-        else:
-            gradients = program.backward(problem, **given)
-            found = *gradients[:3], *gradients.aux
-            names, truth, twin = ("dq", "dk", "dv", *["aux"] * 4), truth[2:], twin[2:]
-        for what, *of in zip(names, found, truth, twin, strict=False):
-            dtype = "fp32" if what in ("lse", "aux") else problem.dtype
-            verdict = within_budget(*of, dtype)
-            assert verdict, f"{what} of seed {seed}: {verdict}; {drawn}"
+        problem, given = drawn.problem, drawn.arrays(seed)
+        dlse = drawn.dlse and not PROGRAMS[name].idealised
+        found = answers(Simulated(name, **drawn.tiles), seed, dlse)
+        truth, twin = truth_and_twin(seed, dlse)
+        wider = tiled_rounding(Case(problem, *(given[n] for n in ("q", "k", "v", "do"))), truth)
+        assert found.keys() == truth.keys()
+        for what, array in found.items():
+            dtype = problem.dtype if what in ("o", "dq", "dk", "dv") else "fp32"
+            verdict = within_budget(array, truth[what], twin[what], dtype)
+            allowance = verdict.allowance + wider.get(what.split()[0], 0.0)
+            assert verdict.error <= allowance, f"{what} of seed {seed}: {verdict}; {drawn}"
 
 
 @every_program
@@ -95,20 +91,23 @@ def test_cases_that_other_kernels_failed(name, spec):
         with pytest.raises(ValueError, match=f"dlse must be None for {name}"):
             check(case, Simulated(name))
     else:
-        check(case, Simulated(name, tile_m=32, tile_n=16))
+        rounding = None if spec.id == "K01" else tiled_rounding  # products of fp16 ones are exact
+        check(case, Simulated(name, tile_m=32, tile_n=16), rounding)
 
 
 @tiled_program
 def test_tile_sizes_change_nothing_but_rounding(name):
     problem = Problem(29, 23, 8, num_heads=2, num_kv_heads=1, causal=True, dropout_p=0.2, seed=1)
     rng = np.random.default_rng(2)
-    given = {n: rng.standard_normal(problem.shapes[n]) for n in ("q", "k", "v", "do", "dlse")}
+    given: dict[str, Any] = {
+        n: rng.standard_normal(problem.shapes[n]) for n in ("q", "k", "v", "do", "dlse")
+    }
     truth, twin = (reference.backward(problem, **given, dtype=dtype) for dtype in (None, "fp32"))
     for tile_m, tile_n in [(1, 1), (1, 23), (29, 1), (8, 16), (16, 8), (29, 23), (64, 128)]:
         found = Simulated(name, tile_m=tile_m, tile_n=tile_n).backward(problem, **given)
         for what in ("dq", "dk", "dv"):
             of = [getattr(gradients, what) for gradients in (found, truth, twin)]
-            assert within_budget(*of, "fp32"), (tile_m, tile_n, what)
+            assert within_budget(of[0], of[1], of[2], "fp32"), (tile_m, tile_n, what)
 
 
 # Counts
@@ -119,18 +118,16 @@ def stepwise(name: str, direction: str, problem: Problem, tiles, dlse: bool, hea
     program = PROGRAMS[name]
     chosen = getattr(program, direction)
     group = problem.group
-    machines = [(0, heads)]
-    if heads is None:
-        shared = [range(kv * group, (kv + 1) * group) for kv in range(problem.num_kv_heads)]
-        machines = [(sequence, heads) for sequence in range(problem.batch) for heads in shared]
+    shared = [range(kv * group, (kv + 1) * group) for kv in range(problem.num_kv_heads)]
+    machines = [(sequence, some) for sequence in range(problem.batch) for some in shared]
     total, logged = Counts(sram_peak_bytes=None if program.idealised else 0), dict.fromkeys(COLUMNS)
-    for sequence, heads in machines:
+    for sequence, sharing in machines if heads is None else [(0, heads)]:
         log = EventLog()
         gpu = Machine(
             problem,
             *tiles,
             batch=sequence,
-            heads=heads,
+            heads=sharing,
             lse_gradient=dlse,
             lines=chosen.lines,
             log=log,

@@ -196,7 +196,7 @@ def query_tile_blocks(gpu: Machine) -> None:
             sK = gpu.load("load K_j, V_j", K[cols])
             sV = gpu.load("load K_j, V_j", V[cols])
             rP, chain = recompute_weights(gpu, head, rows, cols, sQ, sK, sLSE)
-            rdS = score_gradient(gpu, head, rows, cols, rP, sdO, sV, sDelta, chain, to_aux=False)
+            rdS = score_gradient(gpu, head, rows, cols, rP, sdO, sV, sDelta, chain, aux=False)
             gpu.watch(P=rP, dS=rdS, lse=sLSE, delta=sDelta)
             gpu.product("dQ = dQ + dS K_j", acc_dq, rdS, sK, add=True)
             gpu.free(sK, sV)
@@ -266,20 +266,15 @@ def score_gradient(
     sV: Tile,
     sDelta: Tile,
     chain: tuple,
-    to_aux: bool = True,
+    aux: bool = True,
 ) -> Tile:
-    """dS of one tile from P, dO, V and delta, in registers.
-
-    Of two kernels that visit a tile, one alone adds the gradients of the score changes' tensors:
-    `to_aux` is False for the other.
-    """
+    """dS of one tile from P, dO, V and delta, in registers."""
     rdP = gpu.in_registers("dP", rP.shape)
     gpu.product("dP = dO_i V_jᵀ", rdP, sdO, sV.T)
 
     def gradient(P, dP, delta):
         dP = dP * gpu.kept(head, rows, cols)
-        d_scores = P * (dP - delta[:, None])
-        return gpu.score_gradient(d_scores, chain, head, rows, cols, to_aux=to_aux)
+        return gpu.score_gradient(P * (dP - delta[:, None]), chain, head, rows, cols, aux=aux)
 
     rdS = rdP  # in place
     gpu.compute("dS = scale P ∘ (dP - delta)", (rdS,), (rP, rdP, sDelta), gradient)

@@ -80,8 +80,13 @@ def running_softmax(S, m, l):
     return m_new, running_sum(exponentials(S, m_new), alpha, l), alpha
 
 
+def weights(S, m, l):
+    """P = exp(S - m) / l; a row without a visible key gives 0."""
+    return exponentials(S, m) / divisor(l)[:, None]
+
+
 def row_softmax(S):
-    """P of whole rows; a row without a visible key gives 0."""
+    """P of whole rows."""
     P = exponentials(S, S.max(axis=1, initial=-np.inf))
     return P / divisor(P.sum(axis=1))[:, None]
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..hbm import Tensor
 from ..machine import Machine
 from ..memory import extent
-from .softmax import exponentials, log_sum_exp, row_dot, running_softmax
+from .softmax import log_sum_exp, row_dot, running_softmax, weights
 
 FORWARD_LINES = {
     "S": ("load Q_i, K_j", "S = scale Q_i K_jᵀ", "mask S", "store S_ij"),
@@ -20,7 +20,7 @@ FORWARD_LINES = {
         "m = max(m, rowmax S),  l = α l + rowsum exp(S - m)",
         "lse = m + log l",
         "load S_ij again",
-        "P = exp(S - lse)",
+        "P = exp(S - m) / l",
         "store P_ij",
         "store lse_i",
     ),
@@ -91,7 +91,7 @@ def softmax_rows(gpu: Machine, head: int, rows: slice) -> None:
     for _, cols in gpu.all_key_tiles():
         sS = gpu.load("load S_ij again", S[head, rows, cols])
         rP = gpu.in_registers("P", sS.shape)
-        gpu.compute("P = exp(S - lse)", (rP,), (sS, lse), exponentials, exp=rP.size)
+        gpu.compute("P = exp(S - m) / l", (rP,), (sS, row_max, row_sum), weights, exp=rP.size)
         gpu.store("store P_ij", P[head, rows, cols], rP)
         gpu.free(sS)
     gpu.store("store lse_i", LSE[head, rows], lse)
