@@ -53,17 +53,6 @@ class DeviceArray(NamedTuple):
             strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return cls(interface["data"][0], shape, tuple(strides), dtype_of(array))
 
-    def allows_vectors(self) -> bool:
-        """Whether four neighbours of the last axis can be read or written at once in every row."""
-        itemsize = DTYPES[self.dtype].itemsize
-        *outer, last = self.strides
-        steps = [step for step, size in zip(outer, self.shape, strict=False) if size > 1]
-        return (
-            (last == itemsize or self.shape[-1] == 1)
-            and self.shape[-1] % 4 == 0
-            and all(step % (4 * itemsize) == 0 for step in (self.pointer, *steps))
-        )
-
 
 def is_torch(array) -> bool:
     """Whether `array` is a torch tensor; imports nothing, and torch.compile can trace it."""
