@@ -133,7 +133,7 @@ class Problem:
         if not isinstance(self.causal, bool | np.bool_):
             raise TypeError(f"causal must be True or False, got {self.causal!r}")
         put("causal", bool(self.causal))
-        put("window", _window_sides(self.window))
+        put("window", window_sides(self.window))
         put("key_lengths", self._checked_lengths())
         if not isinstance(self.score_mods, tuple | list):
             raise TypeError(f"score_mods must be a sequence of ScoreMod, got {self.score_mods!r}")
@@ -288,7 +288,8 @@ def _all_of(*masks: Mask | None) -> Mask | None:
     return reduce(and_, present) if present else None
 
 
-def _window_sides(window) -> tuple[int | None, int | None]:
+def window_sides(window) -> tuple[int | None, int | None]:
+    """`window` if it is a pair of whole numbers >= 0 or None, else a ValueError."""
     try:
         left, right = window
     except (TypeError, ValueError):

@@ -11,6 +11,7 @@ from functools import cache
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .masks import ScoreMod
 from .problem import Problem
@@ -53,8 +54,11 @@ def apply_scores(
     chain = []
     for mod in problem.score_mods:
         chain.append(scores)
-        changed = evaluate(f"score_mod {mod.name!r}", mod.apply, scores, *where, aux=mod.aux)
-        scores = np.asarray(changed, scores.dtype)
+        label = f"score_mod {mod.name!r}"
+        changed = np.asarray(evaluate(label, mod.apply, scores, *where, aux=mod.aux), scores.dtype)
+        if changed.shape != scores.shape or not changed.flags.writeable:
+            changed = np.broadcast_to(changed, scores.shape).copy()
+        scores = changed
     mask = problem.visibility if masked else None
     if mask is not None:
         keep = evaluate(f"mask {mask.name!r}", mask.keep, *where, aux=mask.aux)
@@ -125,7 +129,7 @@ def check_differentiable(problem: Problem) -> None:
         derivative_of(mod)
 
 
-def aux_totals(problem: Problem, dtype=np.float64) -> list[np.ndarray | None]:
+def aux_totals(problem: Problem, dtype: DTypeLike = np.float64) -> list[np.ndarray | None]:
     """Zeros to add the gradients of the score changes' tensors to.
 
     Returns
@@ -164,7 +168,8 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
 
     Returns
     -------
-    array of the operands' broadcast shape, or the one number that the function returns for all
+    What the function returns, which broadcasts to the operands' shape; element by element an array
+    of that shape.
     """
     shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
     size = np.prod(shape, dtype=np.int64)
@@ -173,8 +178,7 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
     with np.errstate(all="ignore"):
         if size > 1:
             try:
-                result = function(*(_read_only(operand) for operand in operands), aux)
-                return result if np.ndim(result) == 0 else np.broadcast_to(result, shape)
+                return function(*(_read_only(operand) for operand in operands), aux)
             except (TypeError, ValueError):
                 pass
         columns = (array.ravel().tolist() for array in np.broadcast_arrays(*operands))

@@ -14,7 +14,9 @@ OUTPUTS = {"O": "o", "LSE": "lse", "dQ": "dq", "dK": "dk", "dV": "dv"}
 """Outputs by their names in HBM, and in `Problem.shapes`."""
 
 
-def checked(problem: Problem, direction: str, q, k, v, do, dlse) -> dict[str, np.ndarray] | None:
+def checked(
+    problem: Problem, direction: str, q, k, v, do=None, dlse=None, o=None, lse=None
+) -> dict[str, np.ndarray] | None:
     """The arrays that came in by name, rounded to the problem's dtype, as float32.
 
     None if none came in.
@@ -32,8 +34,9 @@ def checked(problem: Problem, direction: str, q, k, v, do, dlse) -> dict[str, np
     if missing:
         names = " and ".join(", ".join(given).rsplit(", ", 1))
         raise ValueError(f"{names} must come together, got none for {' and '.join(missing)}")
-    if backward and dlse is not None:
-        given["dlse"] = dlse
+    if backward:
+        others = {"dlse": dlse, "o": o, "lse": lse}
+        given |= {name: array for name, array in others.items() if array is not None}
     given = {name: np.asarray(array) for name, array in given.items()}
     problem.check_shapes(**given)
     for name, array in given.items():
@@ -41,7 +44,7 @@ def checked(problem: Problem, direction: str, q, k, v, do, dlse) -> dict[str, np
             raise TypeError(f"{name} must hold floats, got dtype {array.dtype}")
     dtype = DTYPES[problem.dtype]
     return {
-        name: (array if name == "dlse" else array.astype(dtype)).astype(np.float32)
+        name: (array if name in ("lse", "dlse") else array.astype(dtype)).astype(np.float32)
         for name, array in given.items()
     }
 
@@ -61,6 +64,18 @@ def tensors(
         found["dO"] = arrays["do"][sequence, :, list(heads)]
     if "dlse" in arrays:
         found["dLSE"] = arrays["dlse"][sequence, list(heads)]
+    return found
+
+
+def forward_outputs(
+    arrays: dict[str, np.ndarray], sequence: int, heads: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """One machine's part of the O and LSE that came in, copied."""
+    found = {}
+    if "o" in arrays:
+        found["O"] = arrays["o"][sequence, :, list(heads)]
+    if "lse" in arrays:
+        found["LSE"] = arrays["lse"][sequence, list(heads)]
     return found
 
 

@@ -14,7 +14,7 @@ from flash_numba.problem import Problem
 from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
-from .arrays import checked, collect, outputs, tensors
+from .arrays import checked, collect, forward_outputs, outputs, tensors
 from .counts import Counts
 from .events import EventLog
 from .machine import Machine
@@ -60,6 +60,8 @@ def simulate(
     do=None,
     dlse=None,
     *,
+    o=None,
+    lse=None,
     direction: str = "forward",
     tile_m: int = 64,
     tile_n: int = 64,
@@ -82,6 +84,8 @@ def simulate(
         Gradient of the output; needed with arrays for ``direction="backward"``.
     dlse : float array of shape (batch, num_heads, seqlen_q), optional
         Gradient of lse. For a backward that only counts, True stands for "there is one".
+    o, lse : float arrays of the shapes of `do` and `dlse`, optional
+        The forward's outputs for a backward to start from, in place of those it finds itself.
     direction : "forward" or "backward"
         A backward with arrays runs the forward first, uncounted.
     tile_m, tile_n : int
@@ -108,7 +112,7 @@ def simulate(
     lse_gradient = dlse is not None and dlse is not False
     if lse_gradient and program.idealised:
         raise ValueError(f"dlse must be None for {program.name}, which has no lse; got one")
-    arrays = checked(problem, direction, q, k, v, do, dlse)
+    arrays = checked(problem, direction, q, k, v, do, dlse, o, lse)
     chosen = program.forward if direction == "forward" else program.backward
     options: dict[str, Any] = {
         "tile_m": tile_m,
@@ -127,6 +131,7 @@ def simulate(
             options["data"] = tensors(arrays, problem, sequence, heads)
             if direction == "backward":
                 _run(program.forward, problem, options)
+                options["data"] |= forward_outputs(arrays, sequence, heads)
         gpu = _run(chosen, problem, options, lse_gradient=lse_gradient, log=result.log)
         peak = None if program.idealised else gpu.sram.peak
         result.counts += gpu.ledger.counts(peak) * times

@@ -39,6 +39,10 @@ VISIBLE = {
         lambda b, h, i, j: -3 <= i + SHIFTS[b] - j <= 0,
     ),
     "boolean": (masks.boolean(BOOLEAN), lambda b, h, i, j: BOOLEAN[b, h, i, j]),
+    "range-second": (
+        masks.boolean(BOOLEAN) & masks.causal(0),
+        lambda b, h, i, j: j <= i and BOOLEAN[b, h, i, j],
+    ),
     "both": (
         masks.causal(0) & masks.boolean(BOOLEAN) & masks.window(0, 3, None),
         lambda b, h, i, j: j <= i and BOOLEAN[b, h, i, j] and i - j <= 3,
@@ -113,6 +117,10 @@ def test_a_score_change_does_what_its_formula_says(mod, rule):
     np.testing.assert_allclose((moved[0] - moved[1]) / (2 * step) - slope, 0, atol=1e-8)
 
 
+def test_a_softcap_may_be_small():
+    assert abs(masks.softcap(1e-3).apply(5.0, 0, 0, 0, 0, (1e-3,)) - 1e-3) < 1e-12
+
+
 def test_nothing_to_do_costs_nothing():
     scores = RNG.standard_normal((ROWS, COLS))
     problem = Problem(ROWS, COLS, 8)
@@ -154,6 +162,35 @@ def test_a_function_of_scalars_is_right_on_every_shape_of_tile(where):
         found, _ = apply_scores(problem, 0, 0, rows, cols, np.zeros(where))
     right = by_position(lambda i, j: keep(0, 0, i, j, ()))[: where[0], : where[1]]
     np.testing.assert_array_equal(found == 0, right)
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda s, b, h, i, j, aux: 3.0,
+        lambda s, b, h, i, j, aux: j + 0.5,
+        lambda s, b, h, i, j, aux: s,
+    ],
+    ids=["a constant", "a row", "the same"],
+)
+def test_whatever_a_change_returns_the_scores_are_a_whole_writable_tile(apply):
+    scores = RNG.standard_normal((ROWS, COLS))
+    problem = Problem(ROWS, COLS, 8, score_mods=[ScoreMod("mine", apply)])
+    found, _ = apply_scores(problem, 0, 0, Q_IDX, K_IDX, scores)
+    right = np.broadcast_to(apply(scores, 0, 0, Q_IDX, K_IDX, ()), (ROWS, COLS))
+    np.testing.assert_array_equal(found, right)
+    was = scores.copy()
+    found += 1
+    np.testing.assert_array_equal(scores, was)
+
+
+def test_a_single_element_is_a_scalar_and_needs_no_warning():
+    def keep(batch, head, q_idx, k_idx, aux):
+        return math.cos(k_idx) > 0 and q_idx == 0
+
+    problem = Problem(1, 1, 8, mask=Mask("m", keep))
+    found, _ = apply_scores(problem, 0, 0, Q_IDX[:1], K_IDX[:, :1], np.zeros((1, 1)))
+    assert found.tolist() == [[0.0]]
 
 
 def test_a_function_cannot_change_the_scores_it_is_given():

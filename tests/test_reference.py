@@ -41,6 +41,10 @@ def cubed_derivative(score, batch, head, q_idx, k_idx, aux):
     return 1 + 3 * aux[0] * score * score
 
 
+def doubled(score, batch, head, q_idx, k_idx, aux):
+    return 2 * score
+
+
 def wave(score, batch, head, q_idx, k_idx, aux):
     return math.sin(score) if k_idx > q_idx else 2 * score
 
@@ -71,6 +75,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "softcap": {"score_mods": [masks.softcap(1.5)]},
     "relative": {"score_mods": [masks.relative_positions(normal(10, 3), np.arange(1, 4) / 3)]},
     "user": {"score_mods": [ScoreMod("cubed", cubed, (0.3,), cubed_derivative)]},
+    "user-doubled": {"score_mods": [ScoreMod("doubled", doubled, (), lambda *where: 2.0)]},
     "user-scalars": {"score_mods": [ScoreMod("wave", wave, (), wave_derivative)], "causal": True},
     "dropout": {"dropout_p": 0.4, "seed": 12345678901},
     "scale-0": {"softmax_scale": 0.0},
@@ -283,8 +288,10 @@ def test_a_backward_pass_without_a_derivative_is_refused():
     problem = Problem(**SIZES, score_mods=[ScoreMod("mine", cubed, (0.3,))])
     given = arrays(problem)
     reference.forward(problem, given["q"], given["k"], given["v"])
-    with pytest.raises(ValueError, match="'mine' must have a callable derivative, got None"):
-        reference.backward(problem, **given)
+    nothing = Problem(N, M, D, 4, batch=0, score_mods=problem.score_mods)
+    for refused in (problem, nothing):
+        with pytest.raises(ValueError, match="'mine' must have a callable derivative, got None"):
+            reference.backward(refused, **arrays(refused))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "do", "dlse"])
@@ -294,3 +301,6 @@ def test_an_array_of_the_wrong_shape_is_refused(name):
     given[name] = given[name][:, 1:]
     with pytest.raises(ValueError, match=f"{name} must have shape"):
         reference.backward(problem, **given)
+    if name in ("q", "k", "v"):
+        with pytest.raises(ValueError, match=f"{name} must have shape"):
+            reference.forward(problem, given["q"], given["k"], given["v"])

@@ -91,6 +91,29 @@ def test_any_other_mask_is_visited_at_least_where_it_is_visible(problem, tile_m,
             np.testing.assert_array_equal(found, np.minimum(own, ranges))
 
 
+@given(st.integers(1, 30), sizes, tiles, tiles, st.data())
+@settings(max_examples=200)
+def test_any_rising_key_range_is_followed(seqlen_q, seqlen_k, tile_m, tile_n, data):
+    ends = st.lists(st.integers(-5, 45), min_size=seqlen_q, max_size=seqlen_q)
+    lo, hi = np.sort(data.draw(ends)), np.sort(data.draw(ends))
+    mask = Mask(
+        "rising",
+        lambda b, h, i, j, aux: (aux[0][i] <= j) & (j < aux[1][i]),
+        (lo, hi),
+        lambda b, h, i, aux: (aux[0][i], aux[1][i]),
+        exact=True,
+    )
+    problem = Problem(seqlen_q, seqlen_k, 8, mask=mask)
+    schedule = Schedule(problem, tile_m, tile_n)
+    found, right = schedule.kinds(), kinds_by_force(problem, tile_m, tile_n, 0)
+    np.testing.assert_array_equal(found == FULL, right == FULL)
+    for m_block, n_block in np.ndindex(found.shape):
+        # Visited: what overlaps the keys from the first row's first to the last row's last.
+        rows, cols = schedule.rows(m_block), schedule.cols(n_block)
+        overlap = max(lo[rows.start], cols.start) < min(hi[rows.stop - 1], cols.stop)
+        assert (found[m_block, n_block] != SKIPPED) == overlap
+
+
 @given(range_problems(), tiles, tiles)
 @settings(max_examples=100)
 def test_runs_by_query_tile_and_by_key_tile_list_the_same_tiles(problem, tile_m, tile_n):

@@ -23,8 +23,10 @@ class Visits:
     ----------
     queries : int
         Rows of Q, all query heads together.
-    keys, keys_by_head : int
-        Keys, counted once a kv head, and once a query head.
+    keys : int
+        Keys, counted once a kv head.
+    keys_by_head : int
+        Keys, counted once a query head; 0 for listed tiles, whose programs do not need it.
     area, row_loads, key_loads : int
         Sums of r·c, of r and of c over all visited pairs of all query heads.
     active_queries : int
@@ -83,7 +85,7 @@ def range_visits(
     stop = np.where(high > low, -(-high // tile_n), start)
     tiles = stop - start
     cols = np.minimum(stop * tile_n, keys) - start * tile_n
-    rows, cols, active = last - first, np.where(tiles > 0, cols, 0), tiles > 0
+    rows, active = last - first, tiles > 0
     # The ranges of neighbouring rows overlap or touch, so their union has no gap.
     union = 0
     if active.any():
@@ -120,7 +122,6 @@ def listed_visits(
     return Visits(
         queries=heads * queries,
         keys=keys,
-        keys_by_head=heads * keys,
         area=int(rows @ times @ cols),
         row_loads=int((rows @ times).sum()),
         key_loads=int((times @ cols).sum()),
