@@ -10,7 +10,7 @@ import numpy as np
 
 from . import masks
 from .arrays import DeviceArray, Place, broadcast, dtype_of, kind_of, one_place
-from .checks import finite, whole
+from .checks import finite, shown, whole
 from .masks import Mask, ScoreMod
 from .problem import Problem, window_sides
 from .tiling import BlockMask
@@ -52,13 +52,13 @@ class Numbers(NamedTuple):
         if scale is not None:
             scale = finite("scale", scale)
         if not isinstance(causal, bool | np.bool_):
-            raise TypeError(f"causal must be True or False, got {causal!r}")
+            raise TypeError(f"causal must be True or False, got {shown(causal)}")
         softcap = finite("softcap", softcap)
         if softcap < 0:
-            raise ValueError(f"softcap must be a finite number >= 0 (0 = none), got {softcap!r}")
+            raise ValueError(f"softcap must be a finite number >= 0 (0 = none), got {softcap}")
         dropout_p = finite("dropout_p", dropout_p)
         if not 0 <= dropout_p < 1:
-            raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p!r}")
+            raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
         seed = 0 if seed is None else whole("seed", seed, 0)
         if seed >= 1 << 64:
             raise ValueError(f"seed must be below 2**64, got {seed}")
@@ -145,7 +145,7 @@ def pose(
         Naming the argument, what is allowed and what was received.
     """
     if isinstance(mask, Mask):
-        raise TypeError(f"mask must be a bool array, got {mask!r}; mask_mod takes a Mask")
+        raise TypeError(f"mask must be a bool array, got {shown(mask)}; mask_mod takes a Mask")
     place = one_place(
         ("mask", "bias", "alibi_slopes"),
         q=q,
@@ -223,7 +223,11 @@ def _problem(q_shape, k_shape, v_shape, dtype: str, numbers: Numbers) -> Problem
 def host_lengths(key_lengths) -> np.ndarray:
     """`key_lengths`, an array of any kind or a list, as a NumPy array."""
     if isinstance(key_lengths, list | tuple):
-        return np.asarray(key_lengths)
+        try:
+            return np.asarray(key_lengths, np.int64 if not key_lengths else None)
+        except ValueError:
+            got = shown(key_lengths)
+            raise ValueError(f"key_lengths must be whole numbers, one a batch, got {got}") from None
     return kind_of("key_lengths", key_lengths).host(key_lengths)
 
 
@@ -231,9 +235,9 @@ def check_functions(score_mod, mask_mod, block_mask) -> None:
     """Raise a TypeError unless `pose` can take them."""
     for name, given, wanted in (("score_mod", score_mod, ScoreMod), ("mask_mod", mask_mod, Mask)):
         if not (given is None or isinstance(given, wanted) or callable(given)):
-            raise TypeError(f"{name} must be a {wanted.__name__} or a function, got {given!r}")
+            raise TypeError(f"{name} must be a {wanted.__name__} or a function, got {shown(given)}")
     if not (block_mask is None or isinstance(block_mask, BlockMask)):
-        raise TypeError(f"block_mask must be a BlockMask or None, got {block_mask!r}")
+        raise TypeError(f"block_mask must be a BlockMask or None, got {shown(block_mask)}")
 
 
 def _as(wanted: type, name: str, given):
@@ -253,7 +257,7 @@ def _tensor_with_gradient(mod: ScoreMod | None, place: Place) -> ScoreMod:
     if mod is None or mod.aux_index is None:
         raise ValueError(
             "needs has 'score_mod', which must be a ScoreMod with aux_index and aux_gradient, "
-            f"got {mod!r}"
+            f"got {shown(mod)}"
         )
     aux = list(mod.aux)
     aux[mod.aux_index] = place.kind.contiguous(aux[mod.aux_index])

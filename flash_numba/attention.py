@@ -8,7 +8,7 @@ tile simulator, which is said once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from . import gpu_call, ladder
 from .arguments import Posed, pose
 from .arrays import is_torch, kind_of
+from .checks import finite, shown
 from .ladder import Gpu, NoGpu
 from .problem import DTYPES
 from .scores import check_differentiable
@@ -151,13 +152,13 @@ def flash_attention(
         "seed": seed,
     }
     if not isinstance(return_lse, bool):
-        raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
+        raise TypeError(f"return_lse must be True or False, got {shown(return_lse)}")
     if is_torch(q):
         from .interop import pytorch
 
         o, lse = pytorch.attention(q, k, v, kernel, deterministic, options)
     else:
-        if seed is None and dropout_p:
+        if seed is None and finite("dropout_p", dropout_p):
             options["seed"] = draw_seed()
         o, lse = forward(pose(q, k, v, **options), kernel, deterministic)
     return (o, lse) if return_lse else o
@@ -351,8 +352,10 @@ def _rounded(array: np.ndarray, dtype) -> np.ndarray:
 
 
 def _checked_needs(needs) -> tuple[str, ...]:
+    if not isinstance(needs, str | Iterable):
+        raise TypeError(f"needs must hold names of {', '.join(NEEDS)}; got {shown(needs)}")
     needs = (needs,) if isinstance(needs, str) else tuple(needs)
     for name in needs:
-        if name not in NEEDS:
-            raise ValueError(f"needs must hold names of {', '.join(NEEDS)}; got {name!r}")
+        if not isinstance(name, str) or name not in NEEDS:
+            raise ValueError(f"needs must hold names of {', '.join(NEEDS)}; got {shown(name)}")
     return needs

@@ -1,34 +1,60 @@
 """Checks of single arguments: each returns the value or says what is allowed and what it got."""
 
 import math
+from collections.abc import Iterable
 from numbers import Real
 
 import numpy as np
 
+LARGEST = (1 << 31) - 1
+"""Sequences and tiles are no longer, so that products of two lengths fit int64."""
 
-def whole(name: str, value, least: int) -> int:
-    """`value` if it is a whole number >= `least`, else a ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+
+def shown(value) -> str:
+    """What was received, on one line: arrays by dtype and shape, long texts cut."""
+    if hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple):
+        return f"{value.dtype} array of shape {tuple(value.shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def whole(name: str, value, least: int, most: int | None = None) -> int:
+    """`value` if it is a whole number in `least`..`most`, else a ValueError."""
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or value < least or (most is not None and value > most):
+        allowed = f">= {least}" if most is None or not number or value < least else f"<= {most}"
+        raise ValueError(f"{name} must be a whole number {allowed}, got {shown(value)}")
     return int(value)
+
+
+def one_of(name: str, value, allowed: Iterable[str]) -> str:
+    """`value` if it is one of the texts `allowed`, else a ValueError."""
+    allowed = list(allowed)
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {shown(value)}")
+    return value
 
 
 def finite(name: str, value) -> float:
     """`value` if it is a finite number, else a ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
     return float(value)
 
 
 def index(name: str, value, count: int) -> int:
     """`value` if it is one of `count` indices, else a ValueError."""
-    if not isinstance(value, int | np.integer) or not 0 <= value < count:
-        raise ValueError(f"{name} must lie in 0..{count - 1}, got {value!r}")
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or not 0 <= value < count:
+        allowed = f"lie in 0..{count - 1}" if count else "name one of 0"
+        raise ValueError(f"{name} must {allowed}, got {shown(value)}")
     return int(value)
 
 
 def axes(name: str, array, *names: str) -> None:
     """Raise a ValueError unless `array` has one axis for each of `names`."""
+    if not isinstance(getattr(array, "shape", None), tuple):
+        raise TypeError(f"{name} must be an array, got {shown(array)}")
     if len(array.shape) != len(names):
         count = f"{len(names)} axes" if len(names) > 1 else "1 axis"
         raise ValueError(

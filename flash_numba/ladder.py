@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from .checks import shown
 from .problem import Problem
 
 SIMULATOR = "tile simulator"
@@ -209,10 +210,10 @@ class Choice:
 def check_wishes(kernel, deterministic) -> None:
     """Raise a ValueError or TypeError unless `look` knows them."""
     names = ["auto", *(rung.name for rung in RUNGS)]
-    if kernel not in names:
-        raise ValueError(f"kernel must be one of {', '.join(names)}; got {kernel!r}")
+    if not isinstance(kernel, str) or kernel not in names:
+        raise ValueError(f"kernel must be one of {', '.join(names)}; got {shown(kernel)}")
     if deterministic is not None and not isinstance(deterministic, bool):
-        raise TypeError(f"deterministic must be True, False or None, got {deterministic!r}")
+        raise TypeError(f"deterministic must be True, False or None, got {shown(deterministic)}")
 
 
 def look(

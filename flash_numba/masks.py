@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 
 from . import fn
-from .checks import axes, finite
+from .checks import axes, finite, shown, whole
 
 UNLIMITED = 1 << 40
 """A window side this wide reaches every key (sequence lengths stay below it)."""
@@ -55,13 +55,22 @@ class Mask:
     def __post_init__(self):
         if not callable(self.keep):
             raise TypeError(
-                f"keep must be callable(batch, head, q_idx, k_idx, aux), got {self.keep!r}"
+                f"keep must be callable(batch, head, q_idx, k_idx, aux), got {shown(self.keep)}"
             )
+        if self.key_range is not None and not callable(self.key_range):
+            raise TypeError(
+                f"key_range must be callable(batch, head, q_idx, aux) or None, "
+                f"got {shown(self.key_range)}"
+            )
+        if not isinstance(self.exact, bool):
+            raise TypeError(f"exact must be True or False, got {shown(self.exact)}")
         if self.exact and self.key_range is None:
             raise ValueError(f"mask {self.name!r}: exact=True needs a key_range, got None")
 
     def __and__(self, other: "Mask") -> "Mask":
         """Attend only where both masks allow it."""
+        if not isinstance(other, Mask):
+            raise TypeError(f"a Mask is combined with a Mask by &, got {shown(other)}")
         return Mask(
             f"{self.name} & {other.name}",
             both(self.keep, other.keep),
@@ -177,6 +186,9 @@ def window(shift, left: int | None, right: int | None) -> Mask:
     left, right : int or None
         Keys on each side, own position not counted; None = unlimited.
     """
+    left, right = (
+        None if side is None else whole("window side", side, 0) for side in (left, right)
+    )
     sides = tuple(UNLIMITED if side is None else min(side, UNLIMITED) for side in (left, right))
     name = f"window({left}, {right})"
     if hasattr(shift, "__len__"):
@@ -237,17 +249,23 @@ class ScoreMod:
     def __post_init__(self):
         if not callable(self.apply):
             raise TypeError(
-                f"apply must be callable(score, batch, head, q_idx, k_idx, aux), got {self.apply!r}"
+                "apply must be callable(score, batch, head, q_idx, k_idx, aux), "
+                f"got {shown(self.apply)}"
             )
         if (self.aux_index is None) != (self.aux_gradient is None):
             raise ValueError(
                 f"score change {self.name!r}: aux_index and aux_gradient come together, "
-                f"got aux_index={self.aux_index!r} and aux_gradient={self.aux_gradient!r}"
+                f"got aux_index={shown(self.aux_index)} and aux_gradient={shown(self.aux_gradient)}"
             )
-        if self.aux_index is not None and self.aux_index not in range(len(self.aux)):
+        if not isinstance(self.aux, tuple):
+            raise TypeError(
+                f"score change {self.name!r}: aux must be a tuple, got {shown(self.aux)}"
+            )
+        number = type(self.aux_index) is int
+        if self.aux_index is not None and not (number and 0 <= self.aux_index < len(self.aux)):
             raise ValueError(
                 f"score change {self.name!r}: aux_index must lie in 0..{len(self.aux) - 1} "
-                f"(entries of aux), got {self.aux_index!r}"
+                f"(entries of aux), got {shown(self.aux_index)}"
             )
 
 
@@ -347,6 +365,7 @@ def relative_positions(weights, theta) -> ScoreMod:
         `weights` gets a gradient, `theta` (radians a position) is fixed.
     """
     axes("weights", weights, "terms")
+    axes("theta", theta, "terms")
     if tuple(theta.shape) != tuple(weights.shape):
         raise ValueError(
             f"theta must have the shape of weights, {tuple(weights.shape)}, "

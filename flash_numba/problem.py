@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from . import masks
-from .checks import agree, axes, finite, whole
+from .checks import LARGEST, agree, axes, finite, one_of, shown, whole
 from .masks import Mask, ScoreMod
 
 if TYPE_CHECKING:
@@ -111,8 +111,10 @@ class Problem:
         def put(name, value):
             object.__setattr__(self, name, value)
 
-        for name, least in (("seqlen_q", 0), ("seqlen_k", 0), ("head_dim", 1), ("batch", 0)):
-            put(name, whole(name, getattr(self, name), least))
+        for name in ("seqlen_q", "seqlen_k"):
+            put(name, whole(name, getattr(self, name), 0, LARGEST))
+        put("head_dim", whole("head_dim", self.head_dim, 1))
+        put("batch", whole("batch", self.batch, 0))
         put("num_heads", whole("num_heads", self.num_heads, 1))
         if self.head_dim_v is None:
             put("head_dim_v", self.head_dim)
@@ -125,24 +127,25 @@ class Problem:
                 f"num_heads must be a multiple of num_kv_heads, "
                 f"got num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads}"
             )
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}")
+        one_of("dtype", self.dtype, DTYPES)
         if self.softmax_scale is None:
             put("softmax_scale", 1 / math.sqrt(self.head_dim))
         put("softmax_scale", finite("softmax_scale", self.softmax_scale))
         if not isinstance(self.causal, bool | np.bool_):
-            raise TypeError(f"causal must be True or False, got {self.causal!r}")
+            raise TypeError(f"causal must be True or False, got {shown(self.causal)}")
         put("causal", bool(self.causal))
         put("window", window_sides(self.window))
         put("key_lengths", self._checked_lengths())
         if not isinstance(self.score_mods, tuple | list):
-            raise TypeError(f"score_mods must be a sequence of ScoreMod, got {self.score_mods!r}")
+            raise TypeError(
+                f"score_mods must be a sequence of ScoreMod, got {shown(self.score_mods)}"
+            )
         put("score_mods", tuple(self.score_mods))
         for mod in self.score_mods:
             if not isinstance(mod, ScoreMod):
-                raise TypeError(f"score_mods must hold ScoreMod objects, got {mod!r}")
+                raise TypeError(f"score_mods must hold ScoreMod objects, got {shown(mod)}")
         if self.mask is not None and not isinstance(self.mask, Mask):
-            raise TypeError(f"mask must be a Mask or None, got {self.mask!r}")
+            raise TypeError(f"mask must be a Mask or None, got {shown(self.mask)}")
         if self.block_mask is not None:
             self._check_block_mask(self.block_mask)
         put("dropout_p", finite("dropout_p", self.dropout_p))
@@ -155,7 +158,10 @@ class Problem:
     def _checked_lengths(self) -> np.ndarray | None:
         if self.key_lengths is None:
             return None
-        lengths = np.asarray(self.key_lengths, int if self.batch == 0 else None)
+        try:
+            lengths = np.asarray(self.key_lengths, int if self.batch == 0 else None)
+        except (ValueError, TypeError):  # ragged, or no numbers
+            lengths = np.array(None)
         if lengths.shape != (self.batch,) or lengths.dtype.kind not in "iu":
             raise ValueError(
                 f"key_lengths must be whole numbers of shape ({self.batch},), "
@@ -170,7 +176,7 @@ class Problem:
     def _check_block_mask(self, block_mask: BlockMask) -> None:
         kinds = getattr(block_mask, "kinds", None)
         if not isinstance(kinds, np.ndarray):
-            raise TypeError(f"block_mask must be a BlockMask or None, got {block_mask!r}")
+            raise TypeError(f"block_mask must be a BlockMask or None, got {shown(block_mask)}")
         tiles = block_mask.grid(self)
         allowed = {1, self.batch}, {1, self.num_heads}, {tiles[0]}, {tiles[1]}
         if kinds.ndim != 4 or any(a not in b for a, b in zip(kinds.shape, allowed, strict=True)):
@@ -205,7 +211,7 @@ class Problem:
         return inputs | {"o": o, "lse": lse, "dq": q, "dk": k, "dv": v}
 
     def check_shapes(self, **arrays) -> None:
-        """Raise a ValueError for the first array whose shape is not the problem's.
+        """Raise for the first array whose shape is not the problem's, or that holds no numbers.
 
         Parameters
         ----------
@@ -213,12 +219,16 @@ class Problem:
             Under the names of `shapes`.
         """
         for name, array in arrays.items():
+            if not isinstance(getattr(array, "shape", None), tuple):
+                raise TypeError(f"{name} must be an array, got {shown(array)}")
             allowed, received = self.shapes[name], tuple(array.shape)
             if received != allowed:
                 layout = "num_heads, seqlen_q" if len(allowed) == 3 else "seqlen, heads, head_dim"
                 raise ValueError(
                     f"{name} must have shape {allowed} (batch, {layout}), got {received}"
                 )
+            if getattr(array.dtype, "kind", "f") not in "fiubV":
+                raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
 
     @property
     def shift(self) -> Any:
@@ -283,21 +293,32 @@ class Problem:
         )
 
 
+def check_problem(problem) -> None:
+    """Raise a TypeError unless `problem` is a Problem."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {shown(problem)}")
+
+
 def _all_of(*masks: Mask | None) -> Mask | None:
     present = [mask for mask in masks if mask is not None]
     return reduce(and_, present) if present else None
 
 
 def window_sides(window) -> tuple[int | None, int | None]:
-    """`window` if it is a pair of whole numbers >= 0 or None, else a ValueError."""
+    """`window` if it is a pair of whole numbers >= 0 or None, else a ValueError.
+
+    A side beyond `masks.UNLIMITED` becomes that: no sequence is as long.
+    """
     try:
         left, right = window
     except (TypeError, ValueError):
         raise ValueError(
-            f"window must be a pair (left, right) of whole numbers or None, got {window!r}"
+            f"window must be a pair (left, right) of whole numbers or None, got {shown(window)}"
         ) from None
 
     def side(value):
-        return None if value is None else whole("window side (None = unlimited)", value, 0)
+        if value is None:
+            return None
+        return min(whole("window side (None = unlimited)", value, 0), masks.UNLIMITED)
 
     return side(left), side(right)

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from . import dropout
-from .problem import DTYPES, Problem
+from .checks import shown
+from .problem import DTYPES, Problem, check_problem
 from .scores import apply_scores, aux_totals, check_differentiable, score_gradient
 
 
@@ -72,8 +73,8 @@ def arithmetic(dtype: str | None) -> Arithmetic:
     if dtype is None:
         exact = np.dtype(np.float64)
         return Arithmetic(exact, exact, exact)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be None or one of {', '.join(DTYPES)}; got {dtype!r}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"dtype must be None or one of {', '.join(DTYPES)}; got {shown(dtype)}")
     stored = DTYPES["bf16" if dtype == "fp8" else dtype]
     return Arithmetic(DTYPES[dtype], stored, np.dtype(np.float32))
 
@@ -107,6 +108,7 @@ def forward(problem: Problem, q, k, v, *, dtype: str | None = None):
     ValueError
         If a shape differs from the problem's.
     """
+    check_problem(problem)
     problem.check_shapes(q=q, k=k, v=v)
     arith = arithmetic(dtype)
     o = np.zeros(problem.shapes["o"])
@@ -140,6 +142,7 @@ def backward(problem: Problem, q, k, v, do, dlse=None, *, dtype: str | None = No
     ValueError
         If a shape differs from the problem's, or a score change has no derivative.
     """
+    check_problem(problem)
     problem.check_shapes(q=q, k=k, v=v, do=do, **({} if dlse is None else {"dlse": dlse}))
     check_differentiable(problem)
     arith = arithmetic(dtype)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import fn
-from .checks import index, whole
+from .checks import LARGEST, index, shown, whole
 from .masks import Mask
-from .problem import Problem
+from .problem import Problem, check_problem
 from .scores import evaluate, range_on_arrays
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
@@ -119,13 +119,18 @@ class BlockMask:
         sequence, keys beyond its own length do not count. Needs time (not memory) proportional to
         seqlen_q * seqlen_k.
         """
-        tile_m, tile_n = whole("tile_m", tile_m, 1), whole("tile_n", tile_n, 1)
+        check_problem(problem)
+        if not isinstance(mask, Mask):
+            raise TypeError(f"mask must be a Mask, got {shown(mask)}")
+        tile_m, tile_n = (
+            whole(name, size, 1, LARGEST) for name, size in (("tile_m", tile_m), ("tile_n", tile_n))
+        )
         for name, count, most in (
             ("batches", batches, problem.batch),
             ("heads", heads, problem.num_heads),
         ):
-            if count not in (1, most):
-                raise ValueError(f"{name} must be 1 or {most} (the problem's), got {count!r}")
+            if whole(name, count, 0) not in (1, most):
+                raise ValueError(f"{name} must be 1 or {most} (the problem's), got {count}")
         result = cls(mask, tile_m, tile_n, np.zeros((batches, heads, 0, 0), np.int8))
         kinds = np.full((batches, heads, *result.grid(problem)), SKIPPED, np.int8)
         for batch, head, m_block in np.ndindex(kinds.shape[:3]):
@@ -189,8 +194,9 @@ class Schedule:
     """
 
     def __init__(self, problem: Problem, tile_m: int, tile_n: int, batch: int = 0, head: int = 0):
-        self.tile_m = whole("tile_m", tile_m, 1)
-        self.tile_n = whole("tile_n", tile_n, 1)
+        check_problem(problem)
+        self.tile_m = whole("tile_m", tile_m, 1, LARGEST)
+        self.tile_n = whole("tile_n", tile_n, 1, LARGEST)
         batch = index("batch", batch, problem.batch)
         head = index("head", head, problem.num_heads)
         self.seqlen_q = problem.seqlen_q
@@ -201,8 +207,11 @@ class Schedule:
         key_range = None
         if mask is not None and mask.key_range is not None:
             key_range = range_on_arrays(mask.key_range)
-            ends = key_range(batch, head, np.arange(self.seqlen_q), mask.aux)
-            _check_monotone(mask.name, ends)
+        given = problem.mask  # causal and window are known to be monotone
+        if given is not None and given.key_range is not None:
+            rows = np.arange(self.seqlen_q)
+            ends = range_on_arrays(given.key_range)(batch, head, rows, given.aux)
+            _check_monotone(given.name, ends)
         key_tiles = make_key_tiles(key_range, mask is None or mask.exact)
         sizes = self.seqlen_q, self.seqlen_k, self.tile_m, self.tile_n
         m_block = np.arange(self.m_blocks)

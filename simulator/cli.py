@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json as json_module
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -25,15 +27,34 @@ class OneLineErrors(typer.core.TyperGroup):
         """Run, and exit."""
         args = sys.argv[1:] if args is None else list(args)
         options |= {"prog_name": "flash-numba", "standalone_mode": False}
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # an odd letter is no reason to fail
         try:
             code = super().main(args or ["--help"], **options)
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except CLICK_ERROR as error:
             _fail(getattr(error, "format_message", error.__str__)())
-        except (ValueError, TypeError, FileNotFoundError) as error:
+        except BrokenPipeError:
+            _discard_output()
+            sys.exit(1)
+        except OSError as error:
+            _discard_output()
+            _fail(str(error))
+        except (ValueError, TypeError) as error:
             _fail(str(error))
         except (MemoryError, OverflowError) as error:
             _fail(f"the problem is too large for this machine: {error}")
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _discard_output() -> None:
+    """Let what stdout did not take go, so that Python does not try again, and fail, as it ends."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _fail(message: str) -> NoReturn:
@@ -136,9 +157,9 @@ def compare(
     elif csv:
         print(found.to_csv(), end="")
     else:
-        from rich.console import Console
+        from .viewer.glyphs import print_in_own_letters
 
-        Console(highlight=False).print(found.table())
+        print_in_own_letters(found.table())
 
 
 def _exclude(first: str, has_first: bool, second: str, has_second: bool) -> None:

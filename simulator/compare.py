@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from flash_numba.checks import whole
-from flash_numba.problem import Problem
+from flash_numba.checks import LARGEST, one_of, whole
+from flash_numba.problem import Problem, check_problem
 from flash_numba.tiling import SKIPPED, Schedule, ceil_div
 
 from . import hardware, theory
@@ -20,6 +20,9 @@ from .programs import PROGRAMS
 from .run import simulate
 
 DEFAULT_PROGRAMS = ("algorithm0", "tiled", "flash1", "flash2")
+
+MOST_TILES = 1 << 21
+"""Query tiles, and key tiles, that a count walks: minutes, and hundreds of megabytes."""
 
 DIRECTIONS = {
     "forward": ("forward",),
@@ -72,12 +75,19 @@ def comparison(
         Naming the argument, what is allowed and what was received.
     """
     gpu = hardware.get(gpu) if isinstance(gpu, str) else gpu
-    tile_m, tile_n = whole("tile_m", tile_m, 1), whole("tile_n", tile_n, 1)
-    if direction not in DIRECTIONS:
-        raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}; got {direction!r}")
+    check_problem(problem)
+    for name, size, length in (
+        ("tile_m", tile_m, problem.seqlen_q),
+        ("tile_n", tile_n, problem.seqlen_k),
+    ):
+        if ceil_div(length, whole(name, size, 1, LARGEST)) > MOST_TILES:
+            raise ValueError(
+                f"{name} must be at least {ceil_div(length, MOST_TILES)} for {length:,} rows, of "
+                f"which a count walks at most {MOST_TILES:,} tiles; got {size}"
+            )
+    one_of("direction", direction, DIRECTIONS)
     for program in programs:
-        if program not in PROGRAMS:
-            raise ValueError(f"program must be one of {', '.join(PROGRAMS)}; got {program!r}")
+        one_of("program", program, PROGRAMS)
     gpu.matmul_flops_per_s(problem.dtype)
     chosen = _in_order({REFERENCE, *programs})
     where = {"batch": batch, "head": None if all_heads else head}

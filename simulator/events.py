@@ -9,8 +9,6 @@ events it holds *watched* values: after every tile step the numbers of all rows 
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from functools import cached_property
 from pathlib import Path
 
@@ -41,11 +39,8 @@ COLUMNS = {
 }
 """Columns of the log and what they hold (int64)."""
 
-_DAMAGE = (
-    *(OSError, EOFError, KeyError, ValueError, TypeError, IndexError, AttributeError),
-    *(NotImplementedError, MemoryError, OverflowError, zipfile.BadZipFile, zlib.error),
-)
-"""What reading a damaged file raises."""
+_PLACES = ("kernel", "block", "head", "m_block", "n_block")
+"""Columns that hold -1 where there is no such place."""
 
 WATCHED_COLUMNS = 4
 """Leading columns kept of a watched matrix."""
@@ -123,9 +118,13 @@ class EventLog:
         ValueError
             If the file is not a complete event log.
         """
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError(f"event log must be a regular file, got {path}")
         try:
             with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files}
+            if missing := [key for key in ("meta", *COLUMNS) if key not in arrays]:
+                raise ValueError(f"it lacks {', '.join(missing)}")
             log = cls(json.loads(str(arrays["meta"])))
             log.names = log.meta.pop("names")
             log._name_index = {name: i for i, name in enumerate(log.names)}
@@ -134,7 +133,7 @@ class EventLog:
             log._check()
         except FileNotFoundError:
             raise
-        except _DAMAGE as error:
+        except Exception as error:  # a damaged archive raises what its codec likes
             raise ValueError(
                 f"event log must be a file written by EventLog.save, got {path}: {error}"
             ) from error
@@ -142,25 +141,39 @@ class EventLog:
 
     def _load_watched(self, arrays) -> None:
         for key in [k[8:-7] for k in arrays if k.startswith("watched:") and k.endswith(":events")]:
-            events, rows, columns = (
-                arrays[f"watched:{key}:{part}"] for part in ("events", "rows", "columns")
+            events, rows, columns, values = (
+                arrays[f"watched:{key}:{part}"] for part in ("events", "rows", "columns", "values")
             )
+            _check_column(f"watched:{key}:events", events, 0, len(self) - 1)
+            _check_column(f"watched:{key}:rows", rows, 0, values.size)
+            _check_column(f"watched:{key}:columns", columns, 0, WATCHED_COLUMNS)
+            if values.dtype != np.float32:
+                raise ValueError(f"watched:{key}:values must be float32, got {values.dtype}")
             ends = np.cumsum(rows * np.maximum(columns, 1))
-            values = arrays[f"watched:{key}:values"]
             pieces = np.split(values, ends[:-1])
             for event, row, column, piece in zip(events, rows, columns, pieces, strict=True):
                 shape = (row, column) if column else (row,)
                 self.watched.setdefault(int(event), {})[key] = piece.reshape(shape)
 
     def _check(self) -> None:
-        lengths = {len(column) for column in self.columns.values()}
+        lengths = {column.size for column in self.columns.values()}
         if len(lengths) != 1:
             raise ValueError(f"columns must have one length, got {sorted(lengths)}")
         for key in ("program", "direction", "lines", "kernels"):
             if key not in self.meta:
                 raise ValueError(f"meta must hold {key!r}, got {sorted(self.meta)}")
-        bounds = {"op": OPERATIONS, "name": self.names, "line": self.meta["lines"]}
-        for key, allowed in bounds.items():
-            column = self.columns[key]
-            if column.size and not (column.min() >= 0 and column.max() < len(allowed)):
-                raise ValueError(f"column {key!r} must lie in 0..{len(allowed) - 1}")
+        indices = {"op": OPERATIONS, "name": self.names, "line": self.meta["lines"]}
+        counts = {key: len(allowed) for key, allowed in indices.items()} | {"in_sram": 2}
+        most = (1 << 62) // max(len(self), 1)  # so that sums over the log stay within int64
+        for key, column in self.columns.items():
+            low = -1 if key in _PLACES else 0
+            _check_column(f"column {key!r}", column, low, counts.get(key, most + 1) - 1)
+
+
+def _check_column(name: str, column: np.ndarray, low: int, high: int) -> None:
+    if column.dtype != np.int64 or column.ndim != 1:
+        raise ValueError(
+            f"{name} must be int64 of one axis, got {column.dtype} of shape {column.shape}"
+        )
+    if column.size and not (column.min() >= low and column.max() <= high):
+        raise ValueError(f"{name} must lie in {low}..{high}, got {column.min()}..{column.max()}")

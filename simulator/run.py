@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from flash_numba.checks import index, whole
-from flash_numba.problem import Problem
+from flash_numba.checks import LARGEST, index, one_of, whole
+from flash_numba.problem import Problem, check_problem
 from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
@@ -51,6 +50,8 @@ class Run:
     log: EventLog | None = None
 
 
+# Overflow and NaN spread without a word, as on a GPU.
+@np.errstate(over="ignore", invalid="ignore")
 def simulate(
     program: str | Program,
     problem: Problem,
@@ -106,9 +107,10 @@ def simulate(
     """
     program = _program(program)
     _check(problem, direction, batch, head, record)
-    for name, size in (("tile_m", tile_m), ("tile_n", tile_n), ("sram_bytes", sram_bytes)):
-        if name != "sram_bytes" or size is not None:
-            whole(name, size, 1)
+    for name, size in (("tile_m", tile_m), ("tile_n", tile_n)):
+        whole(name, size, 1, LARGEST)
+    if sram_bytes is not None:
+        whole("sram_bytes", sram_bytes, 1)
     lse_gradient = dlse is not None and dlse is not False
     if lse_gradient and program.idealised:
         raise ValueError(f"dlse must be None for {program.name}, which has no lse; got one")
@@ -159,15 +161,14 @@ def _run(chosen: Pass, problem: Problem, options: dict, **more) -> Machine:
 def _program(program: str | Program) -> Program:
     if isinstance(program, Program):
         return program
-    found = PROGRAMS.get(program) or BROKEN.get(program)
-    if found is None:
-        raise ValueError(f"program must be one of {', '.join(PROGRAMS)}; got {program!r}")
-    return found
+    if isinstance(program, str) and program in BROKEN:
+        return BROKEN[program]
+    return PROGRAMS[one_of("program", program, PROGRAMS)]
 
 
 def _check(problem: Problem, direction: str, batch: int, head: int | None, record: bool) -> None:
-    if direction not in ("forward", "backward"):
-        raise ValueError(f"direction must be 'forward' or 'backward', got {direction!r}")
+    check_problem(problem)
+    one_of("direction", direction, ("forward", "backward"))
     if direction == "backward":
         check_differentiable(problem)
     if head is not None:
@@ -185,20 +186,20 @@ def _groups(
         yield batch, (head,), 1
         return
     size, kv_heads = problem.group, problem.num_kv_heads
-    shared = [tuple(range(kv * size, (kv + 1) * size)) for kv in range(kv_heads)]
     mask = problem.mask
     by_length = problem.block_mask is None and (mask is None or mask.key_range is None)
     if counts_only and by_length:
         # Causal and window follow from the number of keys, and nothing else skips a tile.
-        lengths = Counter(problem.key_length(sequence) for sequence in range(problem.batch))
-        for sequence in range(problem.batch):
-            times = lengths.pop(problem.key_length(sequence), 0)
-            if times:
-                yield sequence, shared[0], times * kv_heads
+        if problem.key_lengths is None:
+            alike = {0: problem.batch} if problem.batch else {}
+        else:
+            _, first, times = np.unique(problem.key_lengths, return_index=True, return_counts=True)
+            alike = dict(zip(first.tolist(), times.tolist(), strict=True))
+        for sequence, times in alike.items():
+            yield sequence, tuple(range(size)), times * kv_heads
         return
-    for sequence in range(problem.batch):
-        for heads in shared:
-            yield sequence, heads, 1
+    for sequence, kv in np.ndindex(problem.batch, kv_heads):
+        yield sequence, tuple(range(kv * size, (kv + 1) * size)), 1
 
 
 def _meta(

@@ -74,7 +74,11 @@ def test_masks_combine_in_one():
         ({"key_lengths": [1.0]}, ValueError, "key_lengths must be whole numbers.*got float64"),
         ({"key_lengths": [7]}, ValueError, r"key_lengths must lie in 0\.\.6.*got \[7\]"),
         ({"key_lengths": [-1]}, ValueError, r"key_lengths must lie in 0\.\.6.*got \[-1\]"),
-        ({"mask": np.ones((4, 6))}, TypeError, "mask must be a Mask or None, got array"),
+        (
+            {"mask": np.ones((4, 6))},
+            TypeError,
+            "mask must be a Mask or None, got float64 array of shape",
+        ),
         ({"block_mask": SEEN}, TypeError, "block_mask must be a BlockMask or None, got Mask"),
         (
             {"block_mask": BLOCKS, "seqlen_k": 7, "num_heads": 2},

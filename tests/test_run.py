@@ -254,7 +254,7 @@ def answers(problem, given, dtype):
     ("change", "message"),
     [
         ({"program": "flash3"}, "program must be one of algorithm0, .*; got 'flash3'"),
-        ({"direction": "sideways"}, "direction must be 'forward' or 'backward', got 'sideways'"),
+        ({"direction": "sideways"}, "direction must be one of forward, backward; got 'sideways'"),
         ({"tile_m": 0}, "tile_m must be a whole number >= 1, got 0"),
         ({"tile_n": 2.5}, "tile_n must be a whole number >= 1, got 2.5"),
         ({"sram_bytes": -1}, "sram_bytes must be a whole number >= 1, got -1"),

@@ -89,6 +89,33 @@ def pairs(seen: np.ndarray | None):
     return lambda batch, head: {tuple(pair) for pair in np.argwhere(seen[batch, head]).tolist()}
 
 
+ODD_SHAPES = {
+    "tiles beyond the sequence": (Problem(3, 5, 2), 4096, 4096),
+    "tiles of one": (Problem(13, 7, 1, causal=True), 1, 1),
+    "primes": (Problem(127, 131, 3, causal=True, window=(61, None)), 31, 17),
+    "a wide head": (Problem(37, 31, 300, 1, window=(0, 0)), 16, 8),
+    "a narrow head": (Problem(31, 37, 1, 300, causal=True), 8, 16),
+    "more queries than keys": (Problem(101, 2, 4, causal=True), 13, 3),
+    "more keys than queries": (Problem(2, 101, 4, causal=True, window=(0, None)), 3, 13),
+    "only what comes after": (Problem(61, 61, 4, window=(None, 0)), 7, 8),
+    "only what comes before": (Problem(61, 97, 4, window=(0, None)), 8, 7),
+    "a window beyond int64": (Problem(31, 61, 4, window=(1 << 63, 10**30)), 7, 8),
+    "own lengths of nothing": (Problem(31, 61, 4, batch=3, key_lengths=[0, 61, 1]), 7, 8),
+    "many heads a group": (Problem(13, 61, 2, num_heads=14, num_kv_heads=2, causal=True), 5, 64),
+}
+"""What no generator draws."""
+
+
+@pytest.mark.parametrize(("problem", "tile_m", "tile_n"), ODD_SHAPES.values(), ids=ODD_SHAPES)
+def test_one_number_for_odd_shapes(problem, tile_m, tile_n):
+    for name in PROGRAMS:
+        for direction in ("forward", "backward"):
+            dlse = direction == "backward" and not PROGRAMS[name].idealised
+            drawn = Random(problem, tile_m, tile_n, dlse)
+            check_all_heads(name, direction, drawn, dlse, None)
+            check_last_head(name, direction, drawn, dlse, None)
+
+
 @each_direction
 @pytest.mark.parametrize("name", ["flash1", "flash2", "flash2_two_kernel", "tiled"])
 def test_one_number_at_a_size_that_people_run(name, direction):

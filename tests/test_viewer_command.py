@@ -128,7 +128,7 @@ BAD = {
     "head": (["--demo", "--head", "12"], "got 12"),
     "program": (["--program", "flash9"], "program must be one of"),
     "idealised": (["--program", "algorithm0"], "program must be one of"),
-    "direction": (["--direction", "up"], "direction must be 'forward' or 'backward', got 'up'"),
+    "direction": (["--direction", "up"], "direction must be one of forward, backward; got 'up'"),
     "compare": ([*SMALL, "--compare-with", "x"], "program must be one of"),
     "tile": (["--tile-m", "0"], "tile_m must be a whole number >= 1, got 0"),
     "sram": (["--gpu", "T4", "--tile-m", "512"], "SRAM"),
@@ -141,8 +141,19 @@ BAD = {
     "break": (["--break", "x"], "--break must look like"),
     "break-row": ([*SMALL, "--break", "row 40"], "row must be in 0..39, got 40"),
     "frames": ([*SMALL, "--plain", "--frames", "0"], "frames must be a whole number >= 1, got 0"),
+    "frames-export": (
+        [*SMALL, "--export", "x.svg", "--frames", "0"],
+        "frames must be a whole number",
+    ),
     "export": (["--export", "x.pdf"], "export must end in .html or .svg, got x.pdf"),
     "export-folder": (["--export", "{tmp}/no/x.svg"], "a folder that exists"),
+    "export-onto-folder": ([*SMALL, "--export", "{tmp}/d.svg"], "must be a file in a folder"),
+    "save-onto-folder": (
+        [*SMALL, "--plain", "--save", "{tmp}/d.npz"],
+        "must be a file in a folder",
+    ),
+    "save-then-start": ([*SMALL, "--save", "{tmp}/x.npz", "--start", "0,9"], "key tile must be in"),
+    "save-then-row": ([*SMALL, "--save", "{tmp}/x.npz", "--row", "40"], "row must be in 0..39"),
     "save": (["--save", "x.txt"], "--save must end in .npz, got x.txt"),
     "save-folder": (["--save", "{tmp}/no/x.npz"], "a folder that exists"),
     "input-missing": (["--input", "{tmp}/none.npz"], "none.npz"),
@@ -152,6 +163,9 @@ BAD = {
     "two-sources": (["--demo", "--replay", "x"], "exclude each other"),
     "demo-sizes": (["--demo", "--seqlen", "20"], "--demo brings its own sizes, got --seqlen too"),
     "replay-options": (["--replay", "x", "--causal"], "got --causal too"),
+    "replay-program": (["--replay", "x", "--program", "flash1"], "got --program too"),
+    "replay-direction": (["--replay", "x", "--direction", "backward"], "got --direction too"),
+    "replay-pipe": (["--replay", "/dev/zero"], "which is no .npz file"),
     "window": (["--window", "a", "2"], "window"),
     "one-seqlen": (["--seqlen-q", "20"], "together"),
 }
@@ -161,13 +175,15 @@ BAD = {
 def test_mistakes_are_one_line_and_leave_nothing(step, tmp_path, case):
     args, message = BAD[case]
     (tmp_path / "bad.npz").write_bytes(b"PK\x05\x06 not much")
+    for folder in ("d.svg", "d.npz"):
+        (tmp_path / folder).mkdir()
     code, out, err = step(*(arg.format(tmp=tmp_path) for arg in args))
     assert code == 2
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert message in err
     assert out == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.npz"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.npz", "d.npz", "d.svg"]
 
 
 def test_a_damaged_log_is_one_line(step, tmp_path):

@@ -212,6 +212,9 @@ def test_plain_frames_are_spread_from_the_start_to_the_end():
     assert chosen_events(replay, 3) == [stops[0], stops[len(stops) // 2], len(replay) - 1]
     assert len(chosen_events(replay, 6)) == 6
     assert chosen_events(replay, 2, 50)[0] == 50
+    stops.append(len(replay) - 1)
+    for frames in (len(replay) + 1, 10**12):
+        assert chosen_events(replay, frames) == sorted({*stops})
     with pytest.raises(ValueError, match="frames must be a whole number >= 1, got 0"):
         chosen_events(replay, 0)
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from flash_numba.problem import Problem
+from flash_numba.checks import LARGEST, index, one_of, whole
+from flash_numba.problem import Problem, check_problem
 
 from ..counts import Counts
 from . import flash, standard
@@ -79,13 +80,14 @@ def counts(
     ValueError
         Naming the argument, what is allowed and what was received.
     """
-    _check_choice("program", program, PROGRAMS)
-    _check_choice("direction", direction, ("forward", "backward"))
-    _check_tile("tile_m", tile_m)
-    _check_tile("tile_n", tile_n)
+    check_problem(problem)
+    one_of("program", program, PROGRAMS)
+    one_of("direction", direction, ("forward", "backward"))
+    whole("tile_m", tile_m, 1, LARGEST)
+    whole("tile_n", tile_n, 1, LARGEST)
     if not all_heads:
-        _check_index("batch", batch, problem.batch)
-        _check_index("head", head, problem.num_heads)
+        index("batch", batch, problem.batch)
+        index("head", head, problem.num_heads)
     backward = direction == "backward"
     if backward and dlse and program in BASELINES:
         raise ValueError(f"dlse must be False for {program}, which writes no lse; got {dlse!r}")
@@ -117,7 +119,7 @@ def _by_length(
     elif problem.key_lengths is None:
         lengths = {problem.seqlen_k: problem.batch} if problem.batch else {}
     else:
-        lengths = Counter(problem.key_lengths.tolist())
+        lengths = Counter(np.asarray(problem.key_lengths).tolist())
     total = Visits()
     for keys, sequences in lengths.items():
         heads = sequences * (1 if chosen else problem.num_heads)
@@ -164,18 +166,3 @@ def _checked_visited(problem: Problem, tile_m: int, tile_n: int, visited) -> np.
             f"{tiles[0]}, {tiles[1]}), got {visited.dtype} of shape {visited.shape}"
         )
     return np.broadcast_to(given, (*outer, *tiles))
-
-
-def _check_choice(name: str, value, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-
-
-def _check_tile(name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
-
-
-def _check_index(name: str, value, size: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < size:
-        raise ValueError(f"{name} must be a whole number in 0..{size - 1}, got {value!r}")

@@ -31,6 +31,9 @@ META = {
 }
 """What the viewer reads of a log's facts, and their types."""
 
+TEXTS = ("kernels", "lines", "score_mods")
+"""Facts that are lists of texts to show."""
+
 
 def checked_kinds(log: EventLog) -> np.ndarray:
     """The tile classes of a log that is whole and agrees with itself.
@@ -68,12 +71,24 @@ def checked_kinds(log: EventLog) -> np.ndarray:
     if len(meta["line_kernels"]) != len(meta["lines"]):
         raise ValueError("event log is inconsistent: lines and line_kernels differ in number")
     tokens = meta.get("tokens")
-    if tokens is not None and (type(tokens) is not list or len(tokens) != meta["seqlen_q"]):
-        raise ValueError("event log is inconsistent: tokens and seqlen_q differ in number")
+    if tokens is not None:
+        _check_texts("tokens", tokens)
+        if len(tokens) != meta["seqlen_q"]:
+            raise ValueError("event log is inconsistent: tokens and seqlen_q differ in number")
     for event in log.watched:
         if not 0 <= event < len(log):
             raise ValueError(f"event log is inconsistent: values kept after event {event}")
+    _check_texts("names", log.names)
+    for name in TEXTS:
+        _check_texts(name, meta[name])
+    _check_texts("program", [meta["program"]])
     return kinds.reshape(shape)
+
+
+def _check_texts(name: str, texts) -> None:
+    """Only what prints as one line: no control sequence gets from a file to the terminal."""
+    if type(texts) is not list or not all(isinstance(t, str) and t.isprintable() for t in texts):
+        raise ValueError(f"{name} of an event log must be a list of printable texts")
 
 
 def _check_meta(meta) -> None:

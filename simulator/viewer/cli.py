@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 
 def step(
-    program: Annotated[str, typer.Option(help="Program to step through.")] = "flash2",
-    direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
+    program: Annotated[
+        str | None, typer.Option(help="Program to step through. (default: flash2)")
+    ] = None,
+    direction: Annotated[
+        str | None, typer.Option(help="forward or backward. (default: forward)")
+    ] = None,
     seqlen: Annotated[int | None, typer.Option(help="Queries and keys. (default: 512)")] = None,
     seqlen_q: Annotated[int | None, typer.Option(help="Queries, where they differ.")] = None,
     seqlen_k: Annotated[int | None, typer.Option(help="Keys, where they differ.")] = None,
@@ -72,6 +76,8 @@ def step(
     """Step through an algorithm tile by tile, forward and back."""
     # Products of tiles are small: BLAS threads cost more than they give (30x on busy CPUs).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from flash_numba.checks import whole
+
     from . import sources
     from .breakpoints import parse, place
     from .export import check_export
@@ -93,7 +99,11 @@ def step(
     }
     options = {"tile_m": tile_m, "tile_n": tile_n, "causal": causal, "head": head, "dtype": dtype}
     places = {"--input": input, "--demo": demo or None, "--replay": replay}
-    sources.check_exclusive(places, given, options | {"window": window, "gpu": gpu})
+    run = {"program": program, "direction": direction, "window": window, "gpu": gpu}
+    sources.check_exclusive(places, given, options | run)
+    program, direction = program or "flash2", direction or "forward"
+    if frames is not None:
+        whole("frames", frames, 1)
     if replay is not None:
         source, key = sources.replayed(replay, compare_with)
     else:
@@ -105,11 +115,11 @@ def step(
     loaded = _recorded(source, key)
     for condition in conditions:
         condition.events(loaded.replay)
-    if save is not None:
-        loaded.replay.log.save(save)
     event = 0 if start is None else place(start, loaded.replay)
     show = Show(source, key, compare_with, View(row=row), glyphs, conditions)
     show.check(event)
+    if save is not None:
+        loaded.replay.log.save(save)
     if export is not None:
         show.export(export, event if start is not None else telling(loaded.replay), frames or 1)
     elif plain or not is_terminal():
@@ -134,5 +144,5 @@ def _recorded(source: Session | Saved, key: tuple[str, str, int]):
 def _check_save(path: str) -> None:
     if not path.endswith(".npz"):
         raise ValueError(f"--save must end in .npz, got {path}")
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"--save must lie in a folder that exists, got {path}")
+    if Path(path).is_dir() or not Path(path).parent.is_dir():
+        raise ValueError(f"--save must be a file in a folder that exists, got {path}")

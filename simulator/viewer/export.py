@@ -19,13 +19,13 @@ def check_export(path) -> Path:
     Raises
     ------
     ValueError
-        If it does not end in one of `FORMATS`, or its folder does not exist.
+        If it does not end in one of `FORMATS`, is a folder, or its folder does not exist.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"export must end in {' or '.join(FORMATS)}, got {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"export must lie in a folder that exists, got {path}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"export must be a file in a folder that exists, got {path}")
     return path
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Console, RenderableType
 
 _ASCII = {
     "ᵀ": "^T",
@@ -12,6 +14,7 @@ _ASCII = {
     "·": "*",
     "×": "x",
     "α": "alpha",
+    "µ": "u",
     "δ": "delta",
     "Δ": "delta",
     "√": "sqrt",
@@ -65,6 +68,14 @@ UNICODE = Glyphs(
     True, "■", "◆", "□", "◇", "▣", "◈", "◧", "·", "▸", "█", "░", ("▕", "▏"), box.SQUARE
 )
 ASCII = Glyphs(False, "#", "%", "o", "v", "@", "&", "+", ".", ">", "#", ".", ("[", "]"), box.ASCII)
+
+
+def print_in_own_letters(renderable: RenderableType) -> None:
+    """Print a rich renderable in letters that stdout has."""
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    print(for_encoding(getattr(sys.stdout, "encoding", None)).text(captured.get()), end="")
 
 
 def for_encoding(encoding: str | None) -> Glyphs:

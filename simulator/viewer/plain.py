@@ -33,6 +33,8 @@ def chosen_events(replay: Replay, frames: int, start: int = 0) -> list[int]:
     if frames == 1:
         return [stops[0]]
     inner = frames - 1
+    if inner > len(stops):
+        return sorted({*stops, last})
     spread = [stops[round(n * (len(stops) - 1) / inner)] for n in range(inner)]
     return sorted({*spread, last})
 

@@ -18,6 +18,9 @@ from .replay import Replay
 MOST_PAIRS = 50_000
 """Pairs of tiles that a run may visit: its events have to stay in memory."""
 
+MOST_TILES = 4_000_000
+"""Tiles of the grid, visited or not: their classes are part of the log."""
+
 KEPT = 4
 """Runs that stay in memory."""
 
@@ -119,7 +122,15 @@ class Session:
         if self.problem.seqlen_q < 1:
             raise ValueError("seqlen_q must be at least 1 for a run to step through, got 0")
         tiles = self.options["tile_m"], self.options["tile_n"]
-        pairs = int((Schedule(self.problem, *tiles, 0, head).kinds() > 0).sum())
+        schedule = Schedule(self.problem, *tiles, 0, head)
+        grid = schedule.m_blocks * schedule.n_blocks
+        if grid > MOST_TILES:
+            raise ValueError(
+                f"a run to step through must have a grid of at most {MOST_TILES:,} tiles, got "
+                f"{schedule.m_blocks:,} x {schedule.n_blocks:,}: take larger tiles or a shorter "
+                "seqlen"
+            )
+        pairs = int((schedule.kinds() > 0).sum())
         if pairs > MOST_PAIRS:
             raise ValueError(
                 f"a run to step through must visit at most {MOST_PAIRS:,} pairs of tiles, got "

@@ -7,13 +7,13 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from rich.console import Console, Group
+from rich.console import Group
 
 from .align import aligned_event
 from .breakpoints import Breakpoint
 from .export import export
 from .frame import check_size, pair
-from .glyphs import UNICODE, Glyphs
+from .glyphs import UNICODE, Glyphs, print_in_own_letters
 from .moment import Moment, View
 from .plain import chosen_events, plain_frame
 from .session import Saved, Session
@@ -88,10 +88,10 @@ class Show:
 
 
 def is_terminal() -> bool:
-    """Whether a person sits at both ends."""
-    both = sys.stdin, sys.stdout
-    attached = all(stream is not None and stream.isatty() for stream in both)
-    return attached and os.environ.get("TERM") != "dumb"
+    """Whether a person sits at all ends (Textual draws on stderr) of a terminal that can draw."""
+    ends = sys.stdin, sys.stdout, sys.stderr
+    attached = all(stream is not None and stream.isatty() for stream in ends)
+    return attached and os.environ.get("TERM", "unset") not in ("", "dumb", "unknown")
 
 
 def telling(replay) -> int:
@@ -112,4 +112,4 @@ def print_comparison(source: Session | Saved, direction: str) -> None:
         programs=choose(None, None),
     )
     print()
-    Console(highlight=False).print(found.table())
+    print_in_own_letters(found.table())

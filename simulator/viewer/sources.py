@@ -20,7 +20,10 @@ SEQLEN, TILE_M, TILE_N = 512, 128, 64
 
 
 def check_exclusive(sources: dict, sizes: dict, options: dict) -> None:
-    """The input comes from one place, and what it states cannot be stated again."""
+    """The input comes from one place, and what it states cannot be stated again.
+
+    A file of arrays states the `sizes`, a saved log the `options` too.
+    """
     named = [name for name, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{', '.join(sources)} exclude each other, got {' and '.join(named)}")
@@ -82,7 +85,7 @@ def replayed(path: str, compare_with: str | None) -> tuple[Saved, tuple[str, str
     ValueError
         If the file is no event log, or a second program is wanted, which would have to run.
     """
-    if not zipfile.is_zipfile(path):
+    if not Path(path).is_file() or not zipfile.is_zipfile(path):
         what = "is no .npz file" if Path(path).exists() else "does not exist"
         raise ValueError(f"--replay must name a file that --save wrote, got {path}, which {what}")
     source = Saved(EventLog.load(path))
