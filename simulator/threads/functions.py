@@ -209,12 +209,16 @@ class Functions:
 
     def _load(self, array, key, code):
         if array.__class__ is Array:
+            if key.__class__ is tuple and len(key) == array.ndim and _plain(key):
+                return array.get(*key, code)
             self._at(code)
-            return array[key]
         return array[key]
 
     def _store(self, array, key, value, code):
         if array.__class__ is Array:
+            if key.__class__ is tuple and len(key) == array.ndim and _plain(key):
+                array.set(value, *key, code)
+                return
             self._at(code)
         array[key] = value
 
@@ -239,6 +243,8 @@ class Functions:
 
         def by_thread(position, *operands, **named):
             runtime.here, runtime.traffic = position, traffic
+            if traffic in ("acquire", "release"):
+                self._fenced = True
             result = emulate(*operands, **named)
             runtime.traffic = ""
             if traffic.startswith("cp.async.wait"):
@@ -268,6 +274,10 @@ class Functions:
         """Whether the kernel orders blocks by fences, which no check here follows."""
         return self._fenced
 
+
+
+def _plain(key) -> bool:
+    return all(isinstance(one, int) for one in key)
 
 
 def _with_cuda_floats(code: types.CodeType) -> types.CodeType:

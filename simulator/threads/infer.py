@@ -85,8 +85,40 @@ class Analysis:
 
     # -- statements -----------------------------------------------------------------------------
 
-    def _statements(self, body):
+    def decide(self, test) -> bool | None:
+        """Truth of a condition of constants, which Numba decides when it compiles."""
+        try:
+            return bool(self.constant(test))
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def live(self, body) -> list[ast.stmt]:
+        """The statements that can run: branches decided beforehand give way to the arm taken."""
+        found: list[ast.stmt] = []
         for node in body:
+            truth = self.decide(node.test) if isinstance(node, ast.If) else None
+            if truth is None:
+                found.append(node)
+            else:
+                found += self.live(node.body if truth else node.orelse)
+            if found and isinstance(found[-1], ast.Return | ast.Break | ast.Continue):
+                break
+        return found
+
+    def walk(self, *nodes):
+        """All nodes within that can run."""
+        for node in nodes:
+            yield node
+            for _, value in ast.iter_fields(node):
+                if isinstance(value, ast.AST):
+                    yield from self.walk(value)
+                elif isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                    yield from self.walk(*self.live(value))
+                elif isinstance(value, list):
+                    yield from self.walk(*(one for one in value if isinstance(one, ast.AST)))
+
+    def _statements(self, body):
+        for node in self.live(body):
             self._statement(node)
 
     def _statement(self, node):
@@ -209,10 +241,33 @@ class Analysis:
             tree = ast.BinOp(ast.Name("a", ast.Load()), node.op, ast.Name("b", ast.Load()))
             text = ast.fix_missing_locations(ast.Expression(tree))
             return eval(compile(text, "<constant>", "eval"), {}, names)
+        if isinstance(node, ast.UnaryOp | ast.BoolOp | ast.Compare):
+            return self._constant_logic(node)
+        if isinstance(node, ast.Name) and self.env.get(node.id, ANY).name == "none":
+            return None
         target = self.static(node)
-        if target and target.what in ("const", "object"):
+        if target and target.what in ("const", "object", "function", "intrinsic", "class"):
             return target.value
         raise ValueError
+
+    def _constant_logic(self, node):
+        if isinstance(node, ast.UnaryOp):
+            parts = {"a": self.constant(node.operand)}
+            tree: ast.expr = ast.UnaryOp(node.op, ast.Name("a", ast.Load()))
+        elif isinstance(node, ast.BoolOp):
+            values = [self.decide(one) for one in node.values]
+            known = any(values) if isinstance(node.op, ast.Or) else values.count(False) > 0
+            if None in values and not known:
+                raise ValueError
+            return any(values) if isinstance(node.op, ast.Or) else not values.count(False)
+        else:
+            if len(node.ops) > 1:
+                raise ValueError
+            parts = {"a": self.constant(node.left), "b": self.constant(node.comparators[0])}
+            names = [ast.Name(name, ast.Load()) for name in parts]
+            tree = ast.Compare(names[0], node.ops, names[1:])
+        text = ast.fix_missing_locations(ast.Expression(tree))
+        return eval(compile(text, "<constant>", "eval"), {}, parts)
 
     def kind(self, node) -> Kind:
         """Kind of an expression."""
@@ -250,6 +305,8 @@ class Analysis:
         if base and base.what == "cuda" and base.value in INDEX_ROOTS:
             return Kind("int", INDEX_ROOTS[base.value])
         kind = self.kind(node.value)
+        if kind.name == "tuple" and kind.value and node.attr in kind.value.value._fields:
+            return kind.parts[kind.value.value._fields.index(node.attr)]
         if kind.name in ("array", "local"):
             if node.attr in ("shape", "strides"):
                 count = kind.ndim or len(kind.shape)
@@ -282,6 +339,9 @@ class Analysis:
         return Kind("bool" if same else "any", uniform)
 
     def _kind_ifexp(self, node):
+        truth = self.decide(node.test)
+        if truth is not None:
+            return _escaped(self.kind(node.body if truth else node.orelse))
         kind = join(_escaped(self.kind(node.body)), _escaped(self.kind(node.orelse)))
         return kind._replace(uniform=kind.uniform and self.kind(node.test).uniform)
 
@@ -333,6 +393,12 @@ class Analysis:
             return self._kind_method(node, arguments)
         if target.what == "cast":
             return number(target.value, uniform)
+        if target.what == "class":
+            parts = tuple(_escaped(kind) for kind in arguments)
+            named = {one.arg: _escaped(self.kind(one.value)) for one in node.keywords}
+            parts += tuple(named.get(name, ANY) for name in target.value._fields[len(parts) :])
+            uniform = all(part.uniform for part in parts)
+            return Kind("tuple", uniform, parts=parts, value=target)
         if target.what == "function":
             returns = self.callee(node, target.value).returns
             return returns if returns is not None else NONE

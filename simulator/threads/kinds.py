@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     parts : tuple of Kind
         Of a tuple.
     value : object
-        Of a static.
+        Of a static; the class of a named tuple.
     """
 
     name: str = "any"
@@ -73,7 +73,7 @@ def join(a: Kind | None, b: Kind | None) -> Kind:
     uniform = a.uniform and b.uniform
     if a.name == b.name == "tuple" and len(a.parts) == len(b.parts):
         parts = tuple(join(x, y) for x, y in zip(a.parts, b.parts, strict=True))
-        return Kind("tuple", uniform, parts=parts)
+        return Kind("tuple", uniform, parts=parts, value=a.value if a.value == b.value else None)
     if a._replace(uniform=uniform) == b._replace(uniform=uniform):
         return a._replace(uniform=uniform)
     return Kind(wider(a.name, b.name), uniform)

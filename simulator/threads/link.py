@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flash_numba import fn
+
 from .device import Device
-from .scalars import BUILTINS, LIBDEVICE, MATH, argument, dtype_name
+from .scalars import BUILTINS, LIBDEVICE, MATH, argument, dtype_name, larger, smaller
 
 
 class Target(NamedTuple):
@@ -21,7 +23,7 @@ class Target(NamedTuple):
     ----------
     what : str
         "cuda" (value: dotted path), "cast" (type name), "function" (Python function),
-        "intrinsic" (the operation), "math" or "native" (what to call instead), "builtin" (name),
+        "intrinsic" (the operation), "class" (a named tuple), "math" or "native" (what to call instead), "builtin" (name),
         "module", "object", "array" (NumPy array), "const" (plain value), "missing" (a name that is
         not emulated).
     value : object
@@ -35,6 +37,9 @@ SPECIAL = {"shared.array", "local.array", "threadIdx", "blockIdx", "blockDim", "
 SPECIAL |= {"laneid", "warpsize"}
 _PREFIXES = ("shared", "local", "atomic", "fp16", "const", "cg")
 _MATH = {id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)}
+_SHARED_ROOM = {fn.exp: MATH["exp"], fn.tanh: MATH["tanh"], fn.sin: MATH["sin"], fn.abs: abs}
+_SHARED_ROOM |= {fn.minimum: smaller, fn.maximum: larger}
+_SHARED_ROOM[fn.where] = lambda condition, x, y: x if condition else y
 _BUILTINS = {id(getattr(builtins, name)): name for name in BUILTINS}
 
 
@@ -93,6 +98,8 @@ def libdevice(name: str) -> Target:
 
 def classify(value) -> Target:
     """What a global or captured value is to a kernel."""
+    if isinstance(value, types.FunctionType) and value in _SHARED_ROOM:
+        return Target("math", _SHARED_ROOM[value])
     if isinstance(value, types.ModuleType):
         return Target("cuda", "") if value is _cuda_module() else Target("module", value)
     if id(value) in _MATH:
@@ -111,6 +118,8 @@ def classify(value) -> Target:
         return Target("cuda", path)
     if (found := _class_of_callable(value)) is not None:
         return found
+    if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+        return Target("class", value)
     if isinstance(value, tuple):
         return Target("const" if all(_is_const(v) for v in value) else "object", value)
     return Target("native" if callable(value) and not isinstance(value, type) else "object", value)

@@ -75,6 +75,7 @@ class Array:
         "itemsize",
         "memory",
         "ndim",
+        "parts",
         "runtime",
         "set",
         "shape",
@@ -88,6 +89,7 @@ class Array:
         self.itemsize = self.dtype.itemsize
         self.shape, self.steps, self.start = tuple(shape), tuple(steps), start
         self.ndim = len(self.shape)
+        self.parts: dict[tuple, Array] = {}
         self.get, self.set = make_access(self)
 
     @property
@@ -169,7 +171,14 @@ class Array:
                 if not -n <= one < n:
                     raise self.runtime.outside(self, index)
                 start += (one % n) * step
-        return Array(self.runtime, self.memory, self.dtype, shape, steps, start)
+        return self.part(tuple(shape), tuple(steps), start)
+
+    def part(self, shape, steps, start) -> Array:
+        """An array over the same memory; the same one for the same part."""
+        key = (shape, steps, start)
+        if key not in self.parts:
+            self.parts[key] = Array(self.runtime, self.memory, self.dtype, shape, steps, start)
+        return self.parts[key]
 
     def reshape(self, *shape) -> Array:
         """Another shape of the same C-ordered elements."""
@@ -181,7 +190,7 @@ class Array:
             shape = tuple(self.size // known if n == -1 else n for n in shape)
         if math.prod(shape) != self.size:
             raise ValueError(f"cannot reshape {self.shape} into {shape}")
-        return Array(self.runtime, self.memory, self.dtype, shape, c_steps(shape), self.start)
+        return self.part(tuple(shape), c_steps(shape), self.start)
 
     def load_vector(self, index, n: int) -> tuple:
         """`n` neighbours of the last axis from `index` on, in one access."""

@@ -98,21 +98,21 @@ class Rewriter(ast.NodeTransformer):
 
     def touches(self, *nodes) -> bool:
         """Whether any logged access happens within."""
-        for node in nodes:
-            for one in ast.walk(node):
-                if isinstance(one, ast.Subscript) and self.kind(one.value).name in ("array", "any"):
-                    return True
-                if isinstance(one, ast.Call):
-                    target = self.analysis.static(one.func)
-                    what = target.what if target else "unknown"
-                    if what == "function":
-                        if self.functions.touches(self.analysis.callee(one, target.value)):
-                            return True
-                    elif what in ("unknown", "intrinsic", "native") or (
-                        what == "cuda" and target.value.startswith("atomic")
-                    ):
-                        if not self._is_scalar_call(one):
-                            return True
+        for one in self.analysis.walk(*nodes):
+            if isinstance(one, ast.Subscript) and self.kind(one.value).name in ("array", "any"):
+                return True
+            if isinstance(one, ast.Call) and self._call_touches(one):
+                return True
+        return False
+
+    def _call_touches(self, node) -> bool:
+        target = self.analysis.static(node.func)
+        what = target.what if target else "unknown"
+        if target and what == "function":
+            return self.functions.touches(self.analysis.callee(node, target.value))
+        atomic = target and what == "cuda" and target.value.startswith("atomic")
+        if atomic or what in ("unknown", "intrinsic", "native"):
+            return not self._is_scalar_call(node)
         return False
 
     def _is_scalar_call(self, node) -> bool:
@@ -128,7 +128,7 @@ class Rewriter(ast.NodeTransformer):
             if kind and kind.name == "local" and isinstance(node.ctx, ast.Load):
                 return self._local_view(node, kind)
             if kind and kind.name == "static" and isinstance(node.ctx, ast.Load):
-                return ast.Constant(None)
+                return self._static(node, kind.value)
             return node
         return self._static(node, self.analysis.static(node))
 
@@ -150,11 +150,9 @@ class Rewriter(ast.NodeTransformer):
             return load(self.bind(CASTS[target.value], target.value))
         if target.what == "builtin":
             return load(self.bind(BUILTINS[target.value], target.value))
-        if target.what in ("math", "native", "object", "module"):
-            return load(self.bind(target.value, "value"))
         if target.what == "cuda":
             return self._cuda_value(node, target.value)
-        return ast.Constant(None)
+        return load(self.bind(target.value, "value"))
 
     def _cuda_value(self, node, path):
         thread = ast.Attribute(load("_rt"), "thread", ast.Load())
@@ -208,6 +206,9 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node):
         """A conditional expression, its arms of one type."""
+        truth = self.analysis.decide(node.test)
+        if truth is not None:
+            return self.visit(node.body if truth else node.orelse)
         kinds = self.kind(node.body), self.kind(node.orelse)
         wanted = self.kind(node).name
         parts = not self.kind(node.test).uniform and self.touches(node.body, node.orelse)

@@ -71,7 +71,7 @@ class CallRewriter(Rewriter):
     def _call_math(self, node, function):
         return self._plain(node, self.bind(function, "math"))
 
-    _call_native = _call_math
+    _call_native = _call_class = _call_math
 
     def _call_builtin(self, node, name):
         if name == "len" and self.kind(node.args[0]).name == "local":

@@ -33,12 +33,12 @@ class FlowRewriter(CallRewriter):
             body.append(self._leave(self._own_place, first))
         arguments = ast.arguments([], [ast.arg(one) for one in analysis.parameters], None, [], [], None, [])
         return ast.copy_location(
-            ast.FunctionDef(name, arguments, start + body, [], None, None), first
+            ast.FunctionDef(name, arguments, start + body or [ast.Pass()], [], None, None), first
         )
 
     def _block(self, statements) -> list[ast.stmt]:
         body: list[ast.stmt] = []
-        for statement in statements:
+        for statement in self.analysis.live(statements):
             result = self.visit(statement)
             body += result if isinstance(result, list) else [result]
         return body
@@ -63,6 +63,7 @@ class FlowRewriter(CallRewriter):
             and self.touches(*node.body, *node.orelse)
         )
         test, body, orelse = self.visit(node.test), self._block(node.body), self._block(node.orelse)
+        body = body or [ast.copy_location(ast.Pass(), node)]
         branch = ast.copy_location(ast.If(test, body, orelse), node)
         if not parts:
             return branch
@@ -110,7 +111,7 @@ class FlowRewriter(CallRewriter):
                 self._plus_one("_turns", node),
                 ast.copy_location(ast.If(limit, [spin], []), node),
             ]
-        loop.body = start + loop.body
+        loop.body = start + loop.body or [ast.copy_location(ast.Pass(), node)]
         return [*before, loop, *after]
 
     def _plus_one(self, name, node):
