@@ -22,7 +22,9 @@ through attributes of the intrinsic:
 ``operation.traffic`` (default "")
     ``"cp.async"``: the accesses within are an asynchronous copy. They are counted apart, and the
     shared memory written may not be read before ``"cp.async.wait..."``, the traffic of the
-    intrinsic that waits for all copies of its thread.
+    intrinsic that waits for all copies of its thread. ``"acquire"`` and ``"release"``: loads and
+    stores that order blocks; as with ``cuda.threadfence``, races between blocks are then not
+    looked for.
 ``operation.scope`` (default "thread")
     ``"warp"``: `emulate` is called once when all lanes have come, each operand a tuple of the
     lanes' values, and returns a sequence of results, one a lane.

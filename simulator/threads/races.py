@@ -19,6 +19,13 @@ _OPERATIONS = {STORE: WRITE, LOAD: READ, ATOMIC: UPDATE}
 _VERBS = {WRITE: "writes", READ: "reads", UPDATE: "updates"}
 
 
+def _kind(site) -> int:
+    """What an access is to others; one that orders them is like an atomic one."""
+    if site is None:
+        return -1
+    return UPDATE if site.traffic in ("acquire", "release") else _OPERATIONS[site.operation]
+
+
 class RaceFinder:
     """Shadow memory of a launch."""
 
@@ -51,9 +58,10 @@ class RaceFinder:
         thread = np.repeat([segment.thread.tid for segment in segments], counts)
         epoch = np.repeat([segment.epoch for segment in segments], counts)
         codes = words & ((1 << CODE_BITS) - 1)
-        kinds = np.array([_OPERATIONS[s.operation] if s else -1 for s in self.runtime.log.sites])
-        kind = kinds[codes]
-        value = np.cumsum(kind == WRITE) - 1
+        sites = self.runtime.log.sites
+        stores = np.array([bool(site and site.operation == STORE) for site in sites])
+        kind = np.array([_kind(site) for site in sites])[codes]
+        value = np.cumsum(stores[codes]) - 1
         real = kind >= 0
         data = (words >> CODE_BITS, codes, kind, thread, epoch, value)
         cells, *rest = self._by_cell(*(one[real] for one in data))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from greenlet import greenlet
 
 from .errors import Finding, KernelError, Place
-from .log import ATOMIC, Log, Site
+from .log import Log, Site
 
 PAUSE = "pause"
 TURNS_BEFORE_PAUSE = 4096
@@ -122,8 +122,6 @@ class Runtime:
 
     def code(self, operation: str, size: int = 0) -> int:
         """Log code of an access made within the call that runs."""
-        if self.traffic in ("acquire", "release"):
-            operation = ATOMIC
         key = (self.here, operation, size, self.traffic)
         if key not in self._codes:
             place, column = self.positions[self.here]
