@@ -12,14 +12,15 @@ import numpy as np
 from .device import Device
 from .errors import Place, fail
 from .infer import Analysis, of_value
-from .kinds import Kind
+from .kinds import ANY, Kind
 from .link import classify
 from .local import UNSET, LocalView
 from .log import LOAD, STORE
 from .memory import Array, SharedMemory
+from .numba_types import kind_of_type, numba_type
 from .rewrite_flow import FlowRewriter
 from .runtime import Runtime
-from .scalars import F64, divide
+from .scalars import F64, argument, divide
 
 
 def _key(function, kinds) -> tuple:
@@ -56,6 +57,8 @@ class Functions:
             "_turn": runtime.turn,
             "_leave": runtime.leave,
             "_spin": runtime.spin,
+            "_left": runtime.left,
+            "_argument": argument,
             "_enter": self._enter,
             "_load": self._load,
             "_store": self._store,
@@ -146,6 +149,14 @@ class Functions:
     def keep(self, value) -> None:
         """Keep `value` alive, since names are given by identity."""
         self._kept.append(value)
+
+    def result_of(self, operation, kinds) -> Kind:
+        """Kind of what an intrinsic gives, asked of its own typing function."""
+        try:
+            signature, _ = operation._defn(None, *(numba_type(kind) for kind in kinds))
+            return kind_of_type(signature.return_type)
+        except Exception:
+            return ANY
 
     # -- arrays ---------------------------------------------------------------------------------
 

@@ -411,6 +411,8 @@ class Analysis:
             return Kind(name if target.value is not None else "any", uniform)
         if target.what == "builtin":
             return self._kind_builtin(target.value, arguments, uniform)
+        if target.what == "intrinsic" and not node.keywords:
+            return self.functions.result_of(target.value, arguments)
         return ANY
 
     def _kind_method(self, node, arguments):

@@ -135,14 +135,14 @@ class Array:
         return self.memory.base + at * self.itemsize
 
     def __getitem__(self, index):
-        index = index if isinstance(index, tuple) else (index,)
+        index = self._axes(index)
         if len(index) < self.ndim or any(isinstance(i, slice) or i is Ellipsis for i in index):
             return self.view(index)
         index = tuple(i + n if i < 0 else i for i, n in zip(index, self.shape, strict=True))
         return self.get(*index, self.runtime.code(LOAD))
 
     def __setitem__(self, index, value):
-        index = index if isinstance(index, tuple) else (index,)
+        index = self._axes(index)
         if len(index) < self.ndim or any(isinstance(i, slice) for i in index):
             view = self.view(index)
             for one in np.ndindex(*view.shape):
@@ -152,6 +152,12 @@ class Array:
             return
         index = tuple(i + n if i < 0 else i for i, n in zip(index, self.shape, strict=True))
         self.set(value, *index, self.runtime.code(STORE))
+
+    def _axes(self, index) -> tuple:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > self.ndim + (Ellipsis in index):
+            raise self.runtime.outside(self, index)
+        return index
 
     def view(self, index) -> Array:
         """The part that integers and slices choose; nothing is accessed."""
@@ -266,7 +272,8 @@ class GlobalMemory:
             data = np.ravel(owner, order="K").view(np.uint8)
             memory = Memory(name, "global", self._top, data, array.itemsize)
             memory.shape = array.shape if array.flags.c_contiguous and owner is array else ()
-            if np.issubdtype(array.dtype, np.floating) and array.size and np.isnan(array).all():
+            poisoned = np.issubdtype(array.dtype, np.floating) and array.size
+            if self.runtime.checking and poisoned and np.isnan(array).all():
                 memory.valid = bytearray(len(data) // memory.granule)
             self._top += -(-len(data) // 256) * 256 + 256
             self._owners.append((owner, memory))

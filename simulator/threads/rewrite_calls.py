@@ -6,6 +6,7 @@ import ast
 import dis
 
 from .errors import fail
+from .kinds import FLOATS
 from .rewrite import Rewriter, call, load
 from .scalars import BUILTINS, CASTS
 
@@ -106,7 +107,8 @@ class CallRewriter(Rewriter):
         traffic = getattr(operation, "traffic", "")
         scope = getattr(operation, "scope", "thread")
         if scope == "thread" and not traffic and self._is_scalar_call(node):
-            return self._plain(node, self.bind(operation.emulate, "intrinsic"))
+            result = self._plain(node, self.bind(operation.emulate, "intrinsic"))
+            return result if self.kind(node).name in FLOATS else call("_argument", result)
         wrapper = self.functions.instruction(operation)
         arguments, keywords = self._arguments(node)
         name = self.bind(wrapper, "intrinsic")

@@ -123,6 +123,9 @@ class FlowRewriter(CallRewriter):
         value = self.visit(node.value) if node.value else None
         if self._own_place:
             value = call("_leave", load(self._own_place), value or ast.Constant(None))
+        if self.analysis.is_kernel:
+            note = ast.Expr(call("_left", ast.Constant(node.lineno)))
+            return [ast.copy_location(note, node), ast.copy_location(ast.Return(value), node)]
         return ast.copy_location(ast.Return(value), node)
 
 

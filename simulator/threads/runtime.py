@@ -12,6 +12,7 @@ from .log import Log, Site
 
 PAUSE = "pause"
 TURNS_BEFORE_PAUSE = 4096
+MOST_SUSPECTS = 16
 
 
 class Dim3(NamedTuple):
@@ -50,7 +51,23 @@ class Wait(NamedTuple):
 
 
 class Thread:
-    """One thread of a block."""
+    """One thread of a block.
+
+    Attributes
+    ----------
+    index : tuple of 3 ints
+        threadIdx; `tid` is its number, `warp` and `lane` follow from it.
+    place : int
+        How the thread came to where it is (`Runtime.turn`).
+    counts : dict
+        How often it was at each branch, by place.
+    epoch : int
+        Changes when its warp synchronises.
+    turns : int
+        Turns of unbounded loops.
+    left_at : int or None
+        Line of the return statement by which it left the kernel early.
+    """
 
     __slots__ = (
         "counts",
@@ -58,6 +75,7 @@ class Thread:
         "greenlet",
         "index",
         "lane",
+        "left_at",
         "place",
         "result",
         "tid",
@@ -76,6 +94,7 @@ class Thread:
         self.warp, self.lane = divmod(tid, 32)
         self.place, self.counts, self.epoch, self.turns = 0, {}, 0, 0
         self.result, self.waiting = None, None
+        self.left_at: int | None = None
         self.greenlet: greenlet
 
 
@@ -107,6 +126,7 @@ class Runtime:
         self.positions: list[tuple[Place, int]] = []
         self.here, self.traffic = 0, ""
         self.findings: list[Finding] = []
+        self.suspects: list[KernelError] = []
         self.in_flight: dict[Thread, list] = {}
         self.thread: Thread
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
@@ -178,21 +198,26 @@ class Runtime:
         return array.dtype.type(0) if code is not None else error
 
     def unset(self, array, at: int, code: int | None = None) -> None:
-        """A read of memory that nobody wrote."""
+        """A read of memory that nobody wrote.
+
+        It is judged at the next barrier: if another thread writes there before that, the error is
+        the race, and which of the two comes first is chance.
+        """
         memory = array.memory
         why = (
             "shared memory starts undefined"
             if memory.space == "shared"
             else "it was all NaN at launch"
         )
-        self.report(
-            self.error(
-                "uninitialised read",
-                f"element {at - array.start} of {memory.space} array {memory.name} is read before "
-                f"anything wrote it ({why})",
-                self._place(code),
+        if len(self.suspects) < MOST_SUSPECTS:
+            self.suspects.append(
+                self.error(
+                    "uninitialised read",
+                    f"element {at - array.start} of {memory.space} array {memory.name} is read "
+                    f"before anything wrote it ({why})",
+                    self._place(code),
+                )
             )
-        )
 
     def still_copying(self, array, byte: int, code: int | None = None) -> KernelError:
         """A read of shared memory that an asynchronous copy may not have reached."""
@@ -213,6 +238,10 @@ class Runtime:
             for byte in range(first, first + size, array.itemsize):
                 array.memory.pending[byte] = (self.thread, self.here)
                 flying.append((array.memory, byte))
+
+    def left(self, line: int) -> None:
+        """The running thread returns from the kernel at `line`."""
+        self.thread.left_at = line
 
     # -- control flow ---------------------------------------------------------------------------
 
@@ -256,6 +285,12 @@ class Runtime:
             )
         self.hub.switch(PAUSE)
         return 0
+
+    def judge(self) -> None:
+        """Report the reads of unwritten memory that turned out to be no races."""
+        suspects, self.suspects = self.suspects, []
+        for error in suspects:
+            self.report(error)
 
     def clear(self) -> None:
         """Forget the log and where threads parted: at a barrier all are together again."""

@@ -74,12 +74,16 @@ class Block:
         self.runtime.hub = getcurrent()
         for thread in self.threads:
             thread.greenlet = greenlet(body)
-        while True:
-            while self.ready:
-                self._resume(self.ready.popleft())
-            if not any(self.alive):
-                break
-            self._hang()
+        try:
+            while any(self.alive):
+                while self.ready:
+                    self._resume(self.ready.popleft())
+                if any(self.alive):
+                    self._hang()
+        except KernelError:
+            if self.runtime.suspects:
+                self._meet()
+            raise
         self._meet()
 
     def _resume(self, thread: Thread) -> None:
@@ -128,7 +132,27 @@ class Block:
         if not members or len(members) < needed:
             return
         del self.groups[warp][key]
+        self._expect_all(warp, key, members)
         self._go_on(sorted(members, key=lambda t: t.lane))
+
+    def _expect_all(self, warp: int, key: tuple, members) -> None:
+        """Lanes that a mask names may be absent only if they returned before this call."""
+        operation, position, mask = key
+        line = self.runtime.positions[position][0].line
+        absent = [
+            thread.lane
+            for thread in self.threads[32 * warp : 32 * warp + 32]
+            if mask >> thread.lane & 1
+            and thread.greenlet.dead
+            and (thread.left_at is None or thread.left_at > line)
+        ]
+        if absent:
+            self.runtime.thread, self.runtime.here = members[0], position
+            raise self.runtime.error(
+                "shuffle",
+                f"the mask 0x{mask:08x} of {operation} names lanes {ranges(absent)}, which never "
+                "call it",
+            )
 
     def _go_on(self, members: list[Thread]) -> None:
         self.runtime.thread = members[0]
@@ -151,6 +175,7 @@ class Block:
     def _meet(self) -> None:
         if self.at_barrier is not None:
             self.at_barrier(self.threads, self.segments)
+        self.runtime.judge()
         self.segments.clear()
         self.runtime.clear()
         for thread in self.threads:
