@@ -6,6 +6,10 @@ changes as a GPU would, and gives a `Report`. The kernel's module is not touched
 source is rewritten (`rewrite`) against emulations of what its names stand for (`link`), with every
 device function it calls, and runs on one greenlet a thread in a fixed order (`schedule`).
 
+``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane by
+lane; ``report.count(space, operation, array, line)`` gives numbers, ``report.hardware()`` those that
+Nsight Compute would show, ``report.as_dict()`` all of it for JSON.
+
 Instructions of your own
 ------------------------
 An intrinsic (``numba.cuda.extending.intrinsic``) is emulated by a Python function beside it, found
@@ -35,5 +39,6 @@ Names that are not emulated are errors that name the source line, before the ker
 from .errors import Finding, KernelError, Place
 from .launch import trace
 from .report import Report
+from .views import advice, warp
 
-__all__ = ["Finding", "KernelError", "Place", "Report", "trace"]
+__all__ = ["Finding", "KernelError", "Place", "Report", "advice", "trace", "warp"]

@@ -9,7 +9,7 @@ import numpy as np
 from .grouping import Instructions
 from .log import Log
 from .memory import Memory
-from .passes import passes, sectors
+from .passes import SECTOR_BYTES, distinct, passes, sectors
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Count:
         Accesses of single threads.
     bytes : int
         Bytes that those move.
-    sectors : int
-        32-byte sectors of global memory touched.
+    sectors, ideal_sectors : int
+        32-byte sectors of global memory touched, and what the same bytes would need side by side.
     passes, conflicts : int
         Passes over shared memory ("wavefronts"), and those of them that bank conflicts cost.
     partial : int
@@ -36,6 +36,7 @@ class Count:
     lanes: int = 0
     bytes: int = 0
     sectors: int = 0
+    ideal_sectors: int = 0
     passes: int = 0
     conflicts: int = 0
     partial: int = 0
@@ -83,16 +84,17 @@ class Counter:
         table[0], table[1], table[2] = 1, active, active * sizes
         rows = np.flatnonzero(~shared)
         table[3, rows] = sectors(addresses[rows])
+        table[4, rows] = -(-distinct(addresses[rows]) * sizes[rows] // SECTOR_BYTES)
         for size in np.unique(sizes[shared & ~bypass]):
             rows = np.flatnonzero(shared & ~bypass & (sizes == size))
-            table[4, rows], table[5, rows] = passes(addresses[rows], int(size))
-        table[6] = active < lanes_of_warp[warps]
+            table[5, rows], table[6, rows] = passes(addresses[rows], int(size))
+        table[7] = active < lanes_of_warp[warps]
         keys = codes * len(self.memories) + memory_of
         unique, row_of = np.unique(keys, return_inverse=True)
         sums = np.zeros((len(unique), len(COLUMNS)), np.int64)
         for column in range(len(COLUMNS)):
             sums[:, column] = np.bincount(row_of, weights=table[column], minlength=len(unique))
-        self._keep_worst(unique, row_of, table[3] + table[4], addresses, warps)
+        self._keep_worst(unique, row_of, table[3] + table[5], addresses, warps)
         for key, total in zip(unique.tolist(), sums, strict=True):
             pair = divmod(key, len(self.memories))
             self.totals[pair] = self.totals.get(pair, 0) + total

@@ -11,6 +11,7 @@ import numpy as np
 
 from .device import Device
 from .errors import Place, fail
+from .flops import BlockCounters
 from .infer import Analysis, of_value
 from .kinds import ANY, Kind
 from .link import classify
@@ -39,7 +40,7 @@ class Functions:
     ----------
     marking : bool
         Whether branches note where threads went (only needed to count).
-    locals : dict of Place to (shape, dtype)
+    locals : dict of (Place, column) to (shape, dtype)
         The local arrays of each thread.
     lines : dict
         (file, code name) of compiled functions -> name.
@@ -49,10 +50,12 @@ class Functions:
         self.runtime, self.shared = runtime, shared
         self.device = Device(runtime)
         self.marking = runtime.counting
-        self.locals: dict[Place, tuple] = {}
+        self.locals: dict[tuple[Place, int], tuple] = {}
         self.lines: dict[tuple[str, str], str] = {}
         self.dynamic_types: set[str] = set()
+        self.flops = BlockCounters()
         self.helpers = {
+            "_times": self.flops.times,
             "_branch": runtime.branch,
             "_turn": runtime.turn,
             "_leave": runtime.leave,
@@ -160,9 +163,9 @@ class Functions:
 
     # -- arrays ---------------------------------------------------------------------------------
 
-    def note_local(self, place: Place, shape, dtype: str) -> None:
+    def note_local(self, place: Place, column: int, shape, dtype: str) -> None:
         """A local array is declared at `place`."""
-        self.locals[place] = (shape, dtype)
+        self.locals[place, column] = (shape, dtype)
 
     def local_maker(self, shape):
         """Function that makes a local array: nested lists of `UNSET`."""

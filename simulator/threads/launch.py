@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .counts import Counter
+from .counts import Count, Counter
 from .errors import Finding, fail
 from .functions import Functions
 from .grouping import group
@@ -18,7 +18,7 @@ from .kinds import Kind
 from .link import classify
 from .memory import Array, GlobalMemory, SharedMemory
 from .races import RaceFinder
-from .report import Report
+from .report import Entry, Report
 from .runtime import Dim3, Runtime
 from .scalars import argument, dtype_name
 from .schedule import Block
@@ -133,11 +133,31 @@ class Launch:
         self.memories = self.globals.memories + self.shared.memories
         counter = Counter(self.runtime.log, self.memories)
         self.races = RaceFinder(self.runtime, self.memories) if self.runtime.checking else None
-        barriers = 0
+        barriers, number = 0, -1
         for number, index in enumerate(self._block_indices()):
             barriers += self._run_block(kernel, values, counter, number, index)
         counter.barriers = barriers
-        return Report.of(self, counter)
+        return self._report(counter, number + 1)
+
+    def _report(self, counter, blocks) -> Report:
+        sites = self.runtime.log.sites
+        entries = [
+            Entry(sites[code], memory, Count(*map(int, total)), counter.worst[code, number][1])
+            for (code, number), total in sorted(counter.totals.items())
+            for memory in [counter.memories[number]]
+        ]
+        return Report(
+            self.function.__name__,
+            tuple(self.configured.grid),
+            tuple(self.configured.block),
+            blocks,
+            entries,
+            counter.barriers,
+            self.functions.flops.totals(),
+            self.runtime.findings,
+            self.functions.locals,
+            self.shared.static_bytes + self.shared.dynamic_bytes,
+        )
 
     def _parameters(self, args) -> list[str]:
         names = list(inspect.signature(self.function).parameters)

@@ -16,10 +16,10 @@ def sectors(addresses: np.ndarray) -> np.ndarray:
         Negative where a lane takes no part. Accesses are aligned to their size, so that none
         straddles two sectors.
     """
-    return _distinct(np.where(addresses < 0, -1, addresses // SECTOR_BYTES))
+    return distinct(np.where(addresses < 0, -1, addresses // SECTOR_BYTES))
 
 
-def _distinct(values: np.ndarray) -> np.ndarray:
+def distinct(values: np.ndarray) -> np.ndarray:
     """Distinct non-negative values of each row."""
     ordered = np.sort(values, axis=1)
     new = np.diff(ordered, axis=1) != 0

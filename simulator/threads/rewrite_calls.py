@@ -117,7 +117,8 @@ class CallRewriter(Rewriter):
     def _call_cuda(self, node, path):
         if path == "local.array":
             shape, dtype, _ = self.analysis.declaration(node)
-            self.functions.note_local(self.analysis.place(node), shape, dtype)
+            place = self.analysis.place(node)
+            self.functions.note_local(place, node.col_offset, shape, dtype)
             make = self.functions.local_maker(shape)
             return call(self.bind(make, "local"))
         if path == "shared.array":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from .flops import runs
 from .infer import Analysis
 from .link import Target
 from .rewrite import call, load
@@ -37,11 +38,27 @@ class FlowRewriter(CallRewriter):
         )
 
     def _block(self, statements) -> list[ast.stmt]:
+        live = self.analysis.live(statements)
+        if not self.functions.marking:
+            return self._visited(live)
         body: list[ast.stmt] = []
-        for statement in self.analysis.live(statements):
+        for run, tallies in runs(self.analysis, live):
+            if tallies:
+                body.append(self._count(self.functions.flops.new(tallies), run[0]))
+            body += self._visited(run)
+        return body
+
+    def _visited(self, statements) -> list[ast.stmt]:
+        body: list[ast.stmt] = []
+        for statement in statements:
             result = self.visit(statement)
             body += result if isinstance(result, list) else [result]
         return body
+
+    @staticmethod
+    def _count(number: int, node) -> ast.stmt:
+        cell = ast.Subscript(load("_times"), ast.Constant(number), ast.Store())
+        return ast.copy_location(ast.AugAssign(cell, ast.Add(), ast.Constant(1)), node)
 
     def _begin(self, visit, node) -> list[ast.stmt]:
         region = ast.Constant(self.functions.region())
