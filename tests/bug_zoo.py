@@ -4,6 +4,11 @@ An entry of `ZOO` names the kernel, its launch, its arguments, the kind of findi
 the lines it must point at.
 """
 
+# numba.cuda describes its device API by stubs that a type checker takes at their word.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
+# pyright: reportPossiblyUnbound=false
+
 from typing import NamedTuple
 
 import numpy as np
@@ -271,7 +276,9 @@ class Case(NamedTuple):
 
 
 ZOO = [
-    Case(missing_barrier, 1, 64, (vector(), empty(64)), "race", ("s[i] = x[i]", "y[i] = s[63 - i]")),
+    Case(
+        missing_barrier, 1, 64, (vector(), empty(64)), "race", ("s[i] = x[i]", "y[i] = s[63 - i]")
+    ),
     Case(
         second_tile_without_barrier,
         1,

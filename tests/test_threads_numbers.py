@@ -146,7 +146,9 @@ def test_captured_values_functions_and_tables():
         np.testing.assert_array_equal(y, expected)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int64", "float16", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "uint16", "int64", "float16", "float64", "bool"]
+)
 def test_every_element_type_goes_through(dtype):
     x = np.random.default_rng(7).integers(0, 2, 32).astype(dtype)
     y = np.zeros(32, dtype)
@@ -213,7 +215,11 @@ for kernel in (learner.mine, learner.plain):
 @pytest.mark.parametrize("target", ["installed", "plain numba"])
 def test_a_learners_own_kernel(tmp_path, target):
     if target == "installed":
-        target = "numba_cuda" if pytest.importorskip("numba.cuda").__file__.count("numba_cuda") else "plain numba"
+        target = (
+            "numba_cuda"
+            if pytest.importorskip("numba.cuda").__file__.count("numba_cuda")
+            else "plain numba"
+        )
     (tmp_path / "learner.py").write_text(LEARNER)
     command = [sys.executable, "-c", TRACE_IT, str(tmp_path), target]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -1,5 +1,10 @@
 """Kernels whose counts and numbers the tests of the thread runner derive by hand."""
 
+# numba.cuda describes its device API by stubs that a type checker takes at their word.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
+# pyright: reportPossiblyUnbound=false
+
 import math
 from typing import NamedTuple
 

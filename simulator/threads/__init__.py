@@ -6,9 +6,9 @@ changes as a GPU would, and gives a `Report`. The kernel's module is not touched
 source is rewritten (`rewrite`) against emulations of what its names stand for (`link`), with every
 device function it calls, and runs on one greenlet a thread in a fixed order (`schedule`).
 
-``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane by
-lane; ``report.count(space, operation, array, line)`` gives numbers, ``report.hardware()`` those that
-Nsight Compute would show, ``report.as_dict()`` all of it for JSON.
+``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane
+by lane; ``report.count(space, operation, array, line)`` gives numbers, ``report.hardware()`` those
+that Nsight Compute would show, ``report.as_dict()`` all of it for JSON.
 
 Instructions of your own
 ------------------------

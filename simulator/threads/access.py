@@ -12,8 +12,8 @@ import functools
 from .scalars import CASTS, dtype_name, from_memory
 
 _TEMPLATE = """
-def make(array, append, flat, valid, pending, convert, wrap, stored, outside, unset, copying, {sizes}
-         start, scale, tag, ones, per):
+def make(array, append, flat, valid, pending, convert, wrap, stored, outside, unset, copying,
+         {sizes} start, scale, tag, ones, per):
     def get({index} code):
         if {inside}:
             at = {offset}
@@ -74,9 +74,7 @@ def make_access(array):
     convert = from_memory(dtype_name(array.dtype))
     per = array.itemsize // memory.granule
     if memory.valid is not None and per * memory.granule != array.itemsize:
-        raise runtime.error(
-            "unsupported", f"{memory.name} seen as {array.itemsize}-byte elements"
-        )
+        raise runtime.error("unsupported", f"{memory.name} seen as {array.itemsize}-byte elements")
     make = _factory(
         array.ndim,
         runtime.counting,

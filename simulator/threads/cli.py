@@ -30,7 +30,8 @@ def _module(name: str) -> Any:
             if not path.is_file():
                 raise FileNotFoundError(f"no such file: {name}")
             spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec and spec.loader
+            if spec is None or spec.loader is None:
+                raise ValueError(f"{name} is no Python file")
             module = importlib.util.module_from_spec(spec)
             sys.modules[path.stem] = module
             spec.loader.exec_module(module)

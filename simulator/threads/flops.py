@@ -33,9 +33,8 @@ def operations(analysis: Analysis, node: ast.AST) -> Tally:
             total = ast.copy_location(ast.BinOp(target, one.op, one.value), one)
             if analysis.kind(total).name in FLOATS and type(one.op) in _OPERATIONS:
                 found[_OPERATIONS[type(one.op)]] += 1
-        elif isinstance(one, ast.Call):
-            if name := _function(analysis, one):
-                found[name] += 1
+        elif isinstance(one, ast.Call) and (name := _function(analysis, one)):
+            found[name] += 1
     return found
 
 

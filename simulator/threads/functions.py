@@ -289,7 +289,6 @@ class Functions:
         return self._fenced
 
 
-
 def _plain(key) -> bool:
     return all(isinstance(one, int) for one in key)
 

@@ -460,7 +460,7 @@ class Analysis:
         return ANY
 
     def declaration(self, node) -> tuple[tuple[int, ...], str, int | None]:
-        """Shape, element type and alignment in a call of ``cuda.shared.array`` or ``local.array``."""
+        """Shape, element type and alignment of a declared shared or local array."""
         given = dict(zip(("shape", "dtype"), node.args, strict=False))
         given |= {one.arg: one.value for one in node.keywords}
         try:
@@ -489,6 +489,7 @@ class Analysis:
 
 
 def of_value(value) -> Kind:
+    """Kind of a constant or scalar argument."""
     if isinstance(value, tuple):
         return Kind("tuple", True, parts=tuple(of_value(one) for one in value))
     if value is None:

@@ -25,7 +25,7 @@ from .schedule import Block
 
 MOST_THREADS, MOST_BLOCK, MOST_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MOST_SHARED_BYTES = 227 * 1024
-"""Limits of compute capability 7.0 to 9.0 (CUDA C++ Programming Guide, technical specifications)."""
+"""Limits of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications)."""
 
 
 def python_function(kernel) -> types.FunctionType:
@@ -39,8 +39,7 @@ def python_function(kernel) -> types.FunctionType:
     target = classify(kernel)
     if target.what != "function":
         raise TypeError(
-            "kernel must be a @cuda.jit kernel or a Python function, got "
-            f"{type(kernel).__name__}"
+            f"kernel must be a @cuda.jit kernel or a Python function, got {type(kernel).__name__}"
         )
     return target.value
 
@@ -87,8 +86,7 @@ class Configured:
             why = "the kernel's launch_bounds allow" if bounds else "a block has at most"
             raise fail(
                 "launch",
-                f"CUDA_ERROR_INVALID_VALUE: block {self.block} has {threads} threads, "
-                f"{why} {most}",
+                f"CUDA_ERROR_INVALID_VALUE: block {self.block} has {threads} threads, {why} {most}",
             )
         if not isinstance(shared_bytes, int | np.integer) or shared_bytes < 0:
             raise TypeError(f"shared_bytes must be an int of at least 0, got {shared_bytes!r}")
@@ -126,8 +124,10 @@ class Launch:
                 f"{dynamic} of dynamic shared memory exceed the {MOST_SHARED_BYTES} of a block",
             )
         if self.functions.dynamic_types:
-            sizes = [np.dtype(np.uint16 if n == "bfloat16" else n).itemsize
-                     for n in self.functions.dynamic_types]
+            sizes = [
+                np.dtype(np.uint16 if n == "bfloat16" else n).itemsize
+                for n in self.functions.dynamic_types
+            ]
             for dtype in self.functions.dynamic_types:
                 self.shared.dynamic("dynamic shared memory", dtype, min(sizes))
         self.memories = self.globals.memories + self.shared.memories
@@ -181,17 +181,14 @@ class Launch:
 
     def _block_indices(self):
         grid = self.configured.grid
-        every = (
-            Dim3(x, y, z)
-            for z in range(grid.z)
-            for y in range(grid.y)
-            for x in range(grid.x)
-        )
+        every = (Dim3(x, y, z) for z in range(grid.z) for y in range(grid.y) for x in range(grid.x))
         if self.blocks is None:
             return every
         chosen = []
         for one in self.blocks:
-            index = Dim3(*one, *(0,) * (3 - len(one))) if isinstance(one, tuple) else Dim3(one, 0, 0)
+            index = (
+                Dim3(*one, *(0,) * (3 - len(one))) if isinstance(one, tuple) else Dim3(one, 0, 0)
+            )
             if any(not 0 <= i < n for i, n in zip(index, grid, strict=True)):
                 raise ValueError(f"blocks must lie within the grid {grid}, got {one}")
             chosen.append(index)

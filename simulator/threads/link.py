@@ -23,9 +23,9 @@ class Target(NamedTuple):
     ----------
     what : str
         "cuda" (value: dotted path), "cast" (type name), "function" (Python function),
-        "intrinsic" (the operation), "class" (a named tuple), "math" or "native" (what to call instead), "builtin" (name),
-        "module", "object", "array" (NumPy array), "const" (plain value), "missing" (a name that is
-        not emulated).
+        "intrinsic" (the operation), "class" (a named tuple), "math" or "native" (what to call
+        instead), "builtin" (name), "module", "object", "array" (NumPy array), "const" (plain
+        value), "missing" (what is not emulated, in words).
     value : object
     """
 
@@ -36,7 +36,9 @@ class Target(NamedTuple):
 SPECIAL = {"shared.array", "local.array", "threadIdx", "blockIdx", "blockDim", "gridDim"}
 SPECIAL |= {"laneid", "warpsize"}
 _PREFIXES = ("shared", "local", "atomic", "fp16", "const", "cg")
-_MATH = {id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)}
+_MATH = {
+    id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)
+}
 _SHARED_ROOM = {fn.exp: MATH["exp"], fn.tanh: MATH["tanh"], fn.sin: MATH["sin"], fn.abs: abs}
 _SHARED_ROOM |= {fn.minimum: smaller, fn.maximum: larger}
 _SHARED_ROOM[fn.where] = lambda condition, x, y: x if condition else y
@@ -54,7 +56,7 @@ def _cuda_module():
 def _stubs() -> dict[int, str]:
     """Objects that ``from numba.cuda import name`` binds, by identity."""
     cuda = _cuda_module()
-    names = [name for name in dir(Device) if not name.startswith("_") and "_" != name[0]]
+    names = [name for name in dir(Device) if not name.startswith("_")]
     names += [path for path in SPECIAL if "." not in path] + list(_PREFIXES)
     return {id(getattr(cuda, n)): n for n in names if hasattr(cuda, n)} if cuda else {}
 

@@ -25,11 +25,11 @@ def _raise(*_):
     raise UninitialisedRead
 
 
-for _name in (
-    "add sub mul truediv floordiv mod pow and or xor lshift rshift radd rsub rmul rtruediv "
-    "rfloordiv rmod rpow rand ror rxor lt le gt ge eq ne neg pos abs invert float int index bool"
-).split():
+_BINARY = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
+_OTHER = "lt le gt ge eq ne neg pos abs invert float int index bool"
+for _name in (*_BINARY.split(), *_OTHER.split()):
     setattr(_Unset, f"__{_name}__", _raise)
+    setattr(_Unset, f"__r{_name}__", _raise)
 _Unset.__hash__ = object.__hash__
 
 UNSET = _Unset()

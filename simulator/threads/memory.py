@@ -146,9 +146,11 @@ class Array:
         if len(index) < self.ndim or any(isinstance(i, slice) for i in index):
             view = self.view(index)
             for one in np.ndindex(*view.shape):
-                view[one] = value[one if len(one) > 1 else one[0]] if hasattr(
-                    value, "__getitem__"
-                ) else value
+                view[one] = (
+                    value[one if len(one) > 1 else one[0]]
+                    if hasattr(value, "__getitem__")
+                    else value
+                )
             return
         index = tuple(i + n if i < 0 else i for i, n in zip(index, self.shape, strict=True))
         self.set(value, *index, self.runtime.code(STORE))
@@ -200,7 +202,7 @@ class Array:
 
     def load_vector(self, index, n: int) -> tuple:
         """`n` neighbours of the last axis from `index` on, in one access."""
-        at, size = self._vector(index, n, LOAD)
+        at, _ = self._vector(index, n, LOAD)
         memory, values = self.memory, self.flat()[at : at + n]
         if memory.valid is not None or memory.pending:
             first, last = at * self.itemsize, (at + n) * self.itemsize
@@ -265,10 +267,8 @@ class GlobalMemory:
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        for known, memory in self._owners:
-            if known is owner:
-                break
-        else:
+        memory = next((memory for known, memory in self._owners if known is owner), None)
+        if memory is None:
             data = np.ravel(owner, order="K").view(np.uint8)
             memory = Memory(name, "global", self._top, data, array.itemsize)
             memory.shape = array.shape if array.flags.c_contiguous and owner is array else ()
@@ -289,9 +289,7 @@ class GlobalMemory:
         if first % array.itemsize or any(s % array.itemsize for s in array.strides):
             raise ValueError(f"{name} is not aligned to its {array.itemsize}-byte elements")
         steps = [stride // array.itemsize for stride in array.strides]
-        return Array(
-            self.runtime, memory, array.dtype, array.shape, steps, first // array.itemsize
-        )
+        return Array(self.runtime, memory, array.dtype, array.shape, steps, first // array.itemsize)
 
 
 class SharedMemory:

@@ -73,9 +73,7 @@ def passes(addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         half = addresses[:, first : first + width]
         together = _agree(half, 1) | _agree(half, 2)
         whole = _most_in_a_bank(_words(half, size))
-        parts = [
-            _most_in_a_bank(_words(part, size)) for part in np.split(half, 2, axis=1)
-        ]
+        parts = [_most_in_a_bank(_words(part, size)) for part in np.split(half, 2, axis=1)]
         total += np.where(together, whole, parts[0] + parts[1])
         ideal += np.where(together, whole > 0, (parts[0] > 0).astype(int) + (parts[1] > 0))
     return total, total - ideal

@@ -74,9 +74,7 @@ class RaceFinder:
 
     def _by_cell(self, address, codes, kind, thread, epoch, value):
         """One entry an element: vector accesses are taken apart."""
-        memory = self._order[
-            np.searchsorted(self._bases[self._order], address, side="right") - 1
-        ]
+        memory = self._order[np.searchsorted(self._bases[self._order], address, side="right") - 1]
         sizes = np.array([site.size if site else 0 for site in self.runtime.log.sites])
         granule = self._granules[memory]
         cell = self._first_cell[memory] + (address - self._bases[memory]) // granule
@@ -114,9 +112,7 @@ class RaceFinder:
         by_update = (updated[cells] >= start) & (updated[cells] != stamp) & (kind != UPDATE)
         return by_write | by_update
 
-    def _examine(
-        self, chosen, cells, codes, kind, thread, epoch, value, offset, who, bad
-    ):
+    def _examine(self, chosen, cells, codes, kind, thread, epoch, value, offset, who, bad):
         """Report the clashes, but for equal values written by several."""
         pick = np.arange(len(cells))[chosen]
         stored = self.runtime.log.stored

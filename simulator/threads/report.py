@@ -123,7 +123,7 @@ class Report:
 
         Notes
         -----
-        A warp instruction of ``cp.async`` counts one sector more than it moves (measured on an H200).
+        A warp instruction of ``cp.async`` counts a sector more than it moves (measured on an H200).
         Loads that the compiler merges or drops still count here: instructions and passes of shared
         loads are those of the source.
         """

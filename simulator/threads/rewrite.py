@@ -301,9 +301,7 @@ class Rewriter(ast.NodeTransformer):
         if dtype not in FLOATS:
             return call(name, value)
         held = ast.NamedExpr(ast.Name("_v", ast.Store()), value)
-        own = ast.Compare(
-            ast.Attribute(held, "__class__", ast.Load()), [ast.Is()], [load(name)]
-        )
+        own = ast.Compare(ast.Attribute(held, "__class__", ast.Load()), [ast.Is()], [load(name)])
         return ast.IfExp(own, load("_v"), call(name, load("_v")))
 
     def store(self, target: ast.Subscript, value, kind: Kind) -> ast.stmt:
@@ -363,9 +361,7 @@ class Rewriter(ast.NodeTransformer):
         """As an assignment; the annotation says nothing to Numba."""
         if node.value is None:
             return ast.copy_location(ast.Pass(), node)
-        return self.visit_Assign(
-            ast.copy_location(ast.Assign([node.target], node.value), node)
-        )
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def visit_AugAssign(self, node):
         """``a[i] += x`` as a load and a store."""
@@ -388,9 +384,7 @@ class Rewriter(ast.NodeTransformer):
 
     def _augment_name(self, node, target, kind):
         old = self.analysis.env[target.id]
-        total = ast.copy_location(
-            ast.BinOp(load(target.id), node.op, self.visit(node.value)), node
-        )
+        total = ast.copy_location(ast.BinOp(load(target.id), node.op, self.visit(node.value)), node)
         value = self._operation(total, old, kind)
         value = self.converted(value, of_operation(node.op, old, kind), old.name)
         return self._set_name(target.id, value, node)
@@ -410,7 +404,7 @@ class Rewriter(ast.NodeTransformer):
             self.analysis.variables.add(name)
             statements.append(self._set_name(name, self.visit(one), node))
             names.append(ast.copy_location(load(name), one))
-        key = names[0] if len(names) == 1 else ast.copy_location(
-            ast.Tuple(names, ast.Load()), target
+        key = (
+            names[0] if len(names) == 1 else ast.copy_location(ast.Tuple(names, ast.Load()), target)
         )
         return statements, ast.copy_location(ast.Subscript(target.value, key, target.ctx), target)

@@ -11,10 +11,10 @@ from .rewrite import Rewriter, call, load
 from .scalars import BUILTINS, CASTS
 
 
-def does_nothing(function) -> bool:
-    """Whether a Python function only returns None, as the emulation of a compiler's hint does."""
-    code = getattr(function, "__code__", None)
-    if code is None:
+def is_hint(operation) -> bool:
+    """Whether an intrinsic is a hint to the compiler: its emulation only returns None."""
+    code = getattr(operation.emulate, "__code__", None)
+    if code is None or getattr(operation, "traffic", ""):
         return False
     names = [one.opname for one in dis.get_instructions(code)]
     loads = [one.argval for one in dis.get_instructions(code) if "CONST" in one.opname]
@@ -29,9 +29,8 @@ class CallRewriter(Rewriter):
         """A call for its effect; one without effect goes away."""
         if isinstance(node.value, ast.Call):
             target = self.analysis.static(node.value.func)
-            if target and target.what == "intrinsic" and does_nothing(target.value.emulate):
-                if not getattr(target.value, "traffic", ""):
-                    return ast.copy_location(ast.Pass(), node)
+            if target and target.what == "intrinsic" and is_hint(target.value):
+                return ast.copy_location(ast.Pass(), node)
         if isinstance(node.value, ast.Constant):
             return ast.copy_location(ast.Pass(), node)
         return ast.copy_location(ast.Expr(self.visit(node.value)), node)

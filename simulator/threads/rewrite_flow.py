@@ -32,7 +32,9 @@ class FlowRewriter(CallRewriter):
             start += self._begin(self._own_place, first)
             start.append(self._turn(self._own_place, ast.Constant(0), first))
             body.append(self._leave(self._own_place, first))
-        arguments = ast.arguments([], [ast.arg(one) for one in analysis.parameters], None, [], [], None, [])
+        arguments = ast.arguments(
+            [], [ast.arg(one) for one in analysis.parameters], None, [], [], None, []
+        )
         return ast.copy_location(
             ast.FunctionDef(name, arguments, start + body or [ast.Pass()], [], None, None), first
         )

@@ -89,7 +89,11 @@ class Thread:
 
     def __init__(self, tid: int, shape: tuple[int, int, int]):
         self.tid = tid
-        self.x, self.y, self.z = tid % shape[0], tid // shape[0] % shape[1], tid // shape[0] // shape[1]
+        self.x, self.y, self.z = (
+            tid % shape[0],
+            tid // shape[0] % shape[1],
+            tid // shape[0] // shape[1],
+        )
         self.index = (self.x, self.y, self.z)
         self.warp, self.lane = divmod(tid, 32)
         self.place, self.counts, self.epoch, self.turns = 0, {}, 0, 0
@@ -298,4 +302,4 @@ class Runtime:
         self._places.clear()
 
 
-__all__ = ["Dim3", "PAUSE", "TURNS_BEFORE_PAUSE", "Runtime", "Thread", "Wait"]
+__all__ = ["PAUSE", "TURNS_BEFORE_PAUSE", "Dim3", "Runtime", "Thread", "Wait"]

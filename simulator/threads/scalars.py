@@ -237,19 +237,16 @@ def _exp2(x):
     return 2.0 ** float(x)
 
 
-MATH = {
-    name: _rounded(getattr(math, name))
-    for name in (
-        "exp expm1 sqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
-        "erf erfc gamma lgamma pow hypot fmod copysign ldexp fabs degrees radians"
-    ).split()
-}
+_PLAIN = (
+    "exp expm1 sqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc gamma "
+    "lgamma pow hypot fmod copysign ldexp fabs degrees radians"
+)
+MATH = {name: _rounded(getattr(math, name)) for name in _PLAIN.split()}
 MATH |= {name: _log(getattr(math, name)) for name in ("log", "log2", "log10", "log1p")}
 MATH["log1p"] = _rounded(math.log1p, -math.inf)
 MATH["exp2"] = _rounded(_exp2)
 MATH["rsqrt"] = _rounded(_rsqrt)
-MATH |= {"floor": lambda x: int(math.floor(x)), "ceil": lambda x: int(math.ceil(x))}
-MATH |= {"trunc": lambda x: int(x), "isnan": lambda x: x != x}
+MATH |= {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "isnan": math.isnan}
 MATH |= {"isinf": math.isinf, "isfinite": math.isfinite}
 """Functions of `math`, float32 in, float32 out."""
 
@@ -282,7 +279,12 @@ LIBDEVICE = {
 LIBDEVICE |= {f"fast_{name}f": MATH[name] for name in ("exp", "log", "log2", "log10", "sin", "cos")}
 LIBDEVICE |= {"fast_powf": MATH["pow"], "fast_fdividef": divide, "fdividef": divide}
 LIBDEVICE |= {"fmaf": fma, "fma": fma, "fmaxf": larger, "fminf": smaller, "fmax": larger}
-LIBDEVICE |= {"fmin": smaller, "fmaf_rn": fma, "fma_rn": fma, "frcp_rn": lambda x: divide(F32(1), x)}
+LIBDEVICE |= {
+    "fmin": smaller,
+    "fmaf_rn": fma,
+    "fma_rn": fma,
+    "frcp_rn": lambda x: divide(F32(1), x),
+}
 LIBDEVICE |= {"fadd_rn": operator.add, "fmul_rn": operator.mul, "fsub_rn": operator.sub}
 LIBDEVICE |= {"fdiv_rn": divide}
 """Functions of `numba.cuda.libdevice` that are emulated."""

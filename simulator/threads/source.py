@@ -40,7 +40,9 @@ def definition(function: types.FunctionType) -> Function:
     if len(nodes) > 1:
         columns = {c for *_, c, _ in code.co_positions() if c is not None}
         nodes = [
-            n for n in nodes if all(n.col_offset <= c < (n.end_col_offset or c + 1) for c in columns)
+            n
+            for n in nodes
+            if all(n.col_offset <= c < (n.end_col_offset or c + 1) for c in columns)
         ]
     if not nodes:
         where = Place(code.co_filename, code.co_firstlineno, code.co_name)

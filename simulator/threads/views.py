@@ -29,8 +29,8 @@ def summary(report: Report, top: int = TOP_LINES) -> Group:
 def _head(report: Report) -> Text:
     flops = ", ".join(f"{n:,} {name}" for name, n in sorted(report.total_flops.items())) or "none"
     return Text(
-        f"{report.kernel} on grid {report.grid}, block {report.block}: {report.blocks:,} blocks ran, "
-        f"{report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a block, "
+        f"{report.kernel} on grid {report.grid}, block {report.block}: {report.blocks:,} blocks "
+        f"ran, {report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a block, "
         f"{report.local_bytes:,} bytes of local arrays a thread\n"
         f"floating-point operations: {flops}"
     )
@@ -45,7 +45,9 @@ def _memory_table(report: Report) -> Table:
     table.add_column("memory")
     for name in ("instructions", "bytes", "sectors", "ideal", "passes", "conflicts", "partial"):
         table.add_column(name, justify="right")
-    keys = {(e.memory.space, e.memory.name, e.site.operation, e.site.traffic) for e in report.entries}
+    keys = {
+        (e.memory.space, e.memory.name, e.site.operation, e.site.traffic) for e in report.entries
+    }
     for space, array, operation, traffic in sorted(keys):
         count = report.count(space, operation, array, traffic=traffic)
         numbers = (
@@ -99,8 +101,7 @@ def advice(report: Report) -> list[str]:
                     count.conflicts,
                     f"bank conflict: line {place.line} ({place.text}) takes "
                     f"{count.passes / count.instructions:.1f} passes over {entry.memory.name} an "
-                    f"instruction where {(count.passes - count.conflicts) / count.instructions:.1f} "
-                    "would do",
+                    f"instruction, {count.conflicts / count.instructions:.1f} of them for conflicts",
                 )
             )
     return [text for _, text in sorted(found, key=lambda one: -one[0])]
