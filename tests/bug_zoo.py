@@ -7,9 +7,8 @@ the lines it must point at.
 # numba.cuda describes its device API by stubs that a type checker takes at their word.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
-# pyright: reportPossiblyUnbound=false
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -266,7 +265,7 @@ def count_to(x, counts):
 
 
 class Case(NamedTuple):
-    kernel: object
+    kernel: Any
     grid: int
     block: int
     args: tuple

@@ -3,7 +3,6 @@
 # numba.cuda describes its device API by stubs that a type checker takes at their word.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
-# pyright: reportPossiblyUnbound=false
 
 import math
 from typing import NamedTuple

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from .arrays import Memory
 from .grouping import Instructions
 from .log import Log
-from .memory import Memory
 from .passes import SECTOR_BYTES, distinct, passes, sectors
 
 

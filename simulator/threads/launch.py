@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import Array
 from .counts import Count, Counter
 from .errors import Finding, fail
-from .functions import Functions
 from .grouping import group
-from .infer import of_value
-from .kinds import Kind
-from .link import classify
-from .memory import Array, GlobalMemory, SharedMemory
+from .memory import GlobalMemory, SharedMemory
 from .races import RaceFinder
 from .report import Entry, Report
-from .runtime import Dim3, Runtime
+from .runtime import Runtime
 from .scalars import argument, dtype_name
 from .schedule import Block
+from .thread import Dim3
+from .translate.functions import Functions
+from .translate.kinds import Kind, of_value
+from .translate.link import classify
 
 MOST_THREADS, MOST_BLOCK, MOST_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MOST_SHARED_BYTES = 227 * 1024
@@ -116,6 +117,8 @@ class Launch:
         names = self._parameters(args)
         values = [self._value(value, name) for name, value in zip(names, args, strict=True)]
         kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
+        if self.runtime.asynchronous:
+            self.shared.follow_copies()
         dynamic = self.configured.shared_bytes
         if self.shared.static_bytes + dynamic > MOST_SHARED_BYTES:
             raise fail(

@@ -7,11 +7,13 @@ ordered. Threads that write equal values to one element are let be.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from .errors import Finding, KernelError
+from .arrays import Memory
+from .errors import Finding, KernelError, Place
 from .log import ATOMIC, CODE_BITS, LOAD, STORE
-from .memory import Memory
 from .runtime import Runtime
 
 WRITE, READ, UPDATE = 0, 1, 2
@@ -94,7 +96,7 @@ class RaceFinder:
         epochs = np.unique(epoch * 32 + warp)
         if len(epochs) == len(np.unique(warp)):
             return [(everything, thread)]
-        rounds = [(everything, warp)]
+        rounds: list[tuple] = [(everything, warp)]
         for one in np.unique(epoch):
             chosen = np.flatnonzero(epoch == one)
             rounds.append((chosen, thread[chosen]))
@@ -139,8 +141,7 @@ class RaceFinder:
             for b in there.tolist():
                 if owner[a] == owner[b] or (kind[a] == kind[b] == UPDATE):
                     continue
-                sites = self.runtime.log.sites
-                places = (sites[codes[a]].place, sites[codes[b]].place)
+                places = (self._place(codes[a]), self._place(codes[b]))
                 text = (
                     f"thread {thread[a]} {_VERBS[kind[a]]} {self._element(cell)} and thread "
                     f"{thread[b]} {_VERBS[kind[b]]} it, with no barrier in between "
@@ -148,6 +149,10 @@ class RaceFinder:
                 )
                 self.runtime.report(KernelError(Finding("race", text, places)))
                 return
+
+    def _place(self, code) -> Place:
+        site: Any = self.runtime.log.sites[code]
+        return site.place
 
     def _element(self, cell: int) -> str:
         number = int(np.searchsorted(self._first_cell, cell, side="right")) - 1
@@ -190,9 +195,8 @@ class RaceFinder:
             self._code_of[row, at] = codes[kind == one]
 
     def _report_blocks(self, cell, code, mine, other):
-        sites = self.runtime.log.sites
         theirs = (WRITE, READ, READ, UPDATE)[other]
-        places = (sites[self._code_of[other, cell]].place, sites[code].place)
+        places = (self._place(self._code_of[other, cell]), self._place(code))
         text = (
             f"block {self.runtime.block} {_VERBS[mine]} {self._element(int(cell))}, which another "
             f"block {_VERBS[theirs]}: blocks run in no order"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .arrays import Memory
 from .counts import Count
 from .errors import Finding, Place
 from .log import Site
-from .memory import Memory
 
 
 @dataclass

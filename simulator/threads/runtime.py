@@ -2,104 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 from greenlet import greenlet
 
 from .errors import Finding, KernelError, Place
 from .log import Log, Site
+from .thread import Dim3, Thread, Wait
 
 PAUSE = "pause"
 TURNS_BEFORE_PAUSE = 4096
 MOST_SUSPECTS = 16
-
-
-class Dim3(NamedTuple):
-    """Three sizes or indices."""
-
-    x: int
-    y: int
-    z: int
-
-    def __str__(self):
-        return f"({self.x}, {self.y}, {self.z})"
-
-
-class Wait(NamedTuple):
-    """Why a thread stopped.
-
-    Attributes
-    ----------
-    operation : str
-        The function called, such as ``syncthreads``.
-    position : int
-        Where (`Runtime.positions`).
-    mask : int or None
-        Lanes of the own warp that take part; None for the whole block.
-    payload : object
-        What this thread brings.
-    resolve : function
-        ``{thread: payload} -> {thread: result}`` once all are there.
-    """
-
-    operation: str
-    position: int
-    mask: int | None
-    payload: Any
-    resolve: Callable[[dict], dict]
-
-
-class Thread:
-    """One thread of a block.
-
-    Attributes
-    ----------
-    index : tuple of 3 ints
-        threadIdx; `tid` is its number, `warp` and `lane` follow from it.
-    place : int
-        How the thread came to where it is (`Runtime.turn`).
-    counts : dict
-        How often it was at each branch, by place.
-    epoch : int
-        Changes when its warp synchronises.
-    turns : int
-        Turns of unbounded loops.
-    left_at : int or None
-        Line of the return statement by which it left the kernel early.
-    """
-
-    __slots__ = (
-        "counts",
-        "epoch",
-        "greenlet",
-        "index",
-        "lane",
-        "left_at",
-        "place",
-        "result",
-        "tid",
-        "turns",
-        "waiting",
-        "warp",
-        "x",
-        "y",
-        "z",
-    )
-
-    def __init__(self, tid: int, shape: tuple[int, int, int]):
-        self.tid = tid
-        self.x, self.y, self.z = (
-            tid % shape[0],
-            tid // shape[0] % shape[1],
-            tid // shape[0] // shape[1],
-        )
-        self.index = (self.x, self.y, self.z)
-        self.warp, self.lane = divmod(tid, 32)
-        self.place, self.counts, self.epoch, self.turns = 0, {}, 0, 0
-        self.result, self.waiting = None, None
-        self.left_at: int | None = None
-        self.greenlet: greenlet
 
 
 class Runtime:
@@ -155,8 +66,6 @@ class Runtime:
     def wait(self, operation, position, mask, payload, resolve):
         """Stop this thread until all that take part are there; its result."""
         return self.hub.switch(Wait(operation, position, mask, payload, resolve))
-
-    # -- errors ---------------------------------------------------------------------------------
 
     def who(self) -> str:
         """The running thread, in words."""
@@ -246,8 +155,6 @@ class Runtime:
     def left(self, line: int) -> None:
         """The running thread returns from the kernel at `line`."""
         self.thread.left_at = line
-
-    # -- control flow ---------------------------------------------------------------------------
 
     def branch(self, region: int):
         """The running thread reaches a branch or loop at which threads may part ways.

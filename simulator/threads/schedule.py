@@ -14,7 +14,8 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from .errors import Finding, KernelError, Place
-from .runtime import PAUSE, Runtime, Thread, Wait
+from .runtime import PAUSE, Runtime
+from .thread import Thread, Wait
 
 
 class Segment(NamedTuple):
@@ -28,14 +29,13 @@ class Segment(NamedTuple):
 
 def ranges(numbers) -> str:
     """``0-3, 7`` for 0, 1, 2, 3, 7."""
-    numbers, parts = sorted(numbers), []
-    start = previous = numbers[0]
-    for number in [*numbers[1:], None]:
-        if number is None or number != previous + 1:
-            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
-            start = number
-        previous = number
-    return ", ".join(parts)
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
 class Block:

@@ -30,8 +30,8 @@ def _head(report: Report) -> Text:
     flops = ", ".join(f"{n:,} {name}" for name, n in sorted(report.total_flops.items())) or "none"
     return Text(
         f"{report.kernel} on grid {report.grid}, block {report.block}: {report.blocks:,} blocks "
-        f"ran, {report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a block, "
-        f"{report.local_bytes:,} bytes of local arrays a thread\n"
+        f"ran, {report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a "
+        f"block, {report.local_bytes:,} bytes of local arrays a thread\n"
         f"floating-point operations: {flops}"
     )
 
@@ -101,7 +101,7 @@ def advice(report: Report) -> list[str]:
                     count.conflicts,
                     f"bank conflict: line {place.line} ({place.text}) takes "
                     f"{count.passes / count.instructions:.1f} passes over {entry.memory.name} an "
-                    f"instruction, {count.conflicts / count.instructions:.1f} of them for conflicts",
+                    f"instruction, conflicts cost {count.conflicts / count.instructions:.1f}",
                 )
             )
     return [text for _, text in sorted(found, key=lambda one: -one[0])]

@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from .device import Device
-from .errors import Place, fail
+from ..arrays import Array
+from ..device import Device
+from ..errors import Place, fail
+from ..local import UNSET, LocalView
+from ..log import LOAD, STORE
+from ..mathematics import divide
+from ..memory import SharedMemory
+from ..runtime import Runtime
+from ..scalars import F64, argument
 from .flops import BlockCounters
-from .infer import Analysis, of_value
-from .kinds import ANY, Kind
+from .infer import Analysis
+from .kinds import ANY, Kind, of_value
 from .link import classify
-from .local import UNSET, LocalView
-from .log import LOAD, STORE
-from .memory import Array, SharedMemory
 from .numba_types import kind_of_type, numba_type
 from .rewrite_flow import FlowRewriter
-from .runtime import Runtime
-from .scalars import F64, argument, divide
 
 
 def _key(function, kinds) -> tuple:
@@ -65,6 +67,7 @@ class Functions:
             "_enter": self._enter,
             "_load": self._load,
             "_store": self._store,
+            "_wrapped": self._wrapped,
             "_divide": divide,
             "_local_view": LocalView,
         }
@@ -78,8 +81,6 @@ class Functions:
         self._regions = 0
         self._fenced = False
         self._positions: dict[tuple, int] = {}
-
-    # -- analysis and compilation ---------------------------------------------------------------
 
     def specialise(self, function, kinds, named, place: Place) -> Analysis:
         """Analysis of a device function for these arguments."""
@@ -161,27 +162,24 @@ class Functions:
         except Exception:
             return ANY
 
-    # -- arrays ---------------------------------------------------------------------------------
-
     def note_local(self, place: Place, column: int, shape, dtype: str) -> None:
         """A local array is declared at `place`."""
         self.locals[place, column] = (shape, dtype)
 
     def local_maker(self, shape):
         """Function that makes a local array: nested lists of `UNSET`."""
-        if len(shape) == 1:
-            (n,) = shape
-            make = lambda: [UNSET] * n  # noqa: E731
-        elif len(shape) == 2:
-            m, n = shape
-            make = lambda: [[UNSET] * n for _ in range(m)]  # noqa: E731
-        else:
+        size, outer = shape[-1], tuple(reversed(shape[:-1]))
 
-            def make(sizes=tuple(shape)):
-                if len(sizes) == 1:
-                    return [UNSET] * sizes[0]
-                return [make(sizes[1:]) for _ in range(sizes[0])]
+        def flat():
+            return [UNSET] * size
 
+        def nested():
+            return [[UNSET] * size for _ in range(outer[0])]
+
+        def deep(axes):
+            return [deep(axes - 1) for _ in range(outer[axes - 1])] if axes else flat()
+
+        make = (flat, nested, lambda: deep(len(outer)))[min(len(outer), 2)]
         self.keep(make)
         return make
 
@@ -215,11 +213,18 @@ class Functions:
             self.keep(value)
         return rewriter.bind(self._constants[id(value)], "array")
 
-    # -- what rewritten text calls --------------------------------------------------------------
-
     def _enter(self, visit, condition):
         self.runtime.turn(visit, 1 if condition else 0)
         return condition
+
+    def _wrapped(self, array, key):
+        """An index with a literal like -1 in it, counted from the end."""
+        if array.__class__ is not Array or not isinstance(key, tuple):
+            return key
+        return tuple(
+            i + n if isinstance(i, int) and i < 0 else i
+            for i, n in zip(key, array.shape, strict=False)
+        )
 
     def _load(self, array, key, code):
         if array.__class__ is Array:
@@ -253,12 +258,12 @@ class Functions:
         traffic = getattr(operation, "traffic", "")
         if traffic.startswith("cp.async.wait"):
             runtime.asynchronous = True
+        if traffic in ("acquire", "release"):
+            self._fenced = True
         name = getattr(operation, "__name__", "") or getattr(emulate, "__name__", "instruction")
 
         def by_thread(position, *operands, **named):
             runtime.here, runtime.traffic = position, traffic
-            if traffic in ("acquire", "release"):
-                self._fenced = True
             result = emulate(*operands, **named)
             runtime.traffic = ""
             if traffic.startswith("cp.async.wait"):

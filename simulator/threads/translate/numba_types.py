@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ..scalars import dtype_name
 from .kinds import ANY, NONE, Kind, number
-from .scalars import dtype_name
 
 
 def _types():

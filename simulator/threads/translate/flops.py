@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections import Counter as Tally
 
-from .errors import Place
+from ..errors import Place
 from .infer import Analysis
 from .kinds import FLOATS
 

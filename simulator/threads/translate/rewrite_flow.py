@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from ..runtime import TURNS_BEFORE_PAUSE
 from .flops import runs
 from .infer import Analysis
 from .link import Target
 from .rewrite import call, load
 from .rewrite_calls import CallRewriter
-from .runtime import TURNS_BEFORE_PAUSE
 
 
 class FlowRewriter(CallRewriter):
@@ -98,12 +98,17 @@ class FlowRewriter(CallRewriter):
         if not isinstance(target, ast.Name):
             raise self.analysis.unsupported(node, "a loop over several variables at once")
         loop = ast.For(target, items, self._block(node.body), self._block(node.orelse), None)
+        return self._loop(node, ast.copy_location(loop, node), self._is_short(node.iter))
+
+    def _is_short(self, items) -> bool:
+        """Whether a loop's range is constant and needs no watching."""
+        if not isinstance(items, ast.Call):
+            return False
         try:
-            bounds = [self.analysis.constant(one) for one in node.iter.args]
-            bounded = len(range(*bounds)) < TURNS_BEFORE_PAUSE
-        except (ValueError, AttributeError, TypeError):
-            bounded = False
-        return self._loop(node, ast.copy_location(loop, node), bounded)
+            bounds: list = [self.analysis.constant(one) for one in items.args]
+            return len(range(*bounds)) < TURNS_BEFORE_PAUSE
+        except (ValueError, TypeError):
+            return False
 
     def visit_While(self, node):
         """A loop with a condition."""

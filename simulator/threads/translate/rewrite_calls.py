@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import dis
 
-from .errors import fail
+from ..errors import fail
+from ..mathematics import BUILTINS
+from ..scalars import CASTS
 from .kinds import FLOATS
-from .rewrite import Rewriter, call, load
-from .scalars import BUILTINS, CASTS
+from .rewrite import call, load
+from .rewrite_access import AccessRewriter
 
 
 def is_hint(operation) -> bool:
@@ -22,8 +24,8 @@ def is_hint(operation) -> bool:
     return set(names) <= known and loads == [None]
 
 
-class CallRewriter(Rewriter):
-    """Adds calls to `Rewriter`."""
+class CallRewriter(AccessRewriter):
+    """Adds calls to `AccessRewriter`."""
 
     def visit_Expr(self, node):
         """A call for its effect; one without effect goes away."""
@@ -82,7 +84,7 @@ class CallRewriter(Rewriter):
         """A device function, compiled for the kinds of these arguments."""
         analysis = self.analysis.callee(node, function)
         name = self.bind(self.functions.compiled(analysis), function.__name__.strip("<>"))
-        arguments = [
+        arguments: list[ast.expr] = [
             one
             if isinstance(one, ast.Name) and self.kind(one).name == "local"
             else ast.Starred(self.visit(one.value), ast.Load())

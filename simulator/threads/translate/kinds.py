@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 from typing import Any, NamedTuple
 
+from ..scalars import dtype_name
+
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("bool", "int")
+INDEX_ROOTS = {"threadIdx": False, "blockIdx": True, "blockDim": True, "gridDim": True}
+"""Index objects of ``cuda``, and whether they are the same for all threads of a block."""
 
 
 class Kind(NamedTuple):
@@ -90,3 +94,20 @@ def of_operation(op: ast.operator, a: Kind, b: Kind) -> Kind:
     if a.name in FLOATS or b.name in FLOATS:
         return Kind(wider(a.name, b.name), uniform)
     return Kind("any", uniform)
+
+
+def of_value(value) -> Kind:
+    """Kind of a constant or scalar argument."""
+    if isinstance(value, tuple):
+        return Kind("tuple", True, parts=tuple(of_value(one) for one in value))
+    if value is None:
+        return NONE
+    name = "int" if type(value) is int else dtype_name(type(value))
+    if isinstance(value, float) and not name.startswith("float"):
+        name = "float64"
+    return number({"float": "float64"}.get(name, name) or "any", True)
+
+
+def escaped(kind: Kind) -> Kind:
+    """Kind of a local array once it is put where its shape is lost."""
+    return ANY if kind.name == "local" else kind

@@ -8,7 +8,7 @@ import functools
 import linecache
 import types
 
-from .errors import Place, fail
+from ..errors import Place, fail
 
 Function = ast.FunctionDef | ast.Lambda
 

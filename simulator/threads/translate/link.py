@@ -12,8 +12,9 @@ import numpy as np
 
 from flash_numba import fn
 
-from .device import Device
-from .scalars import BUILTINS, LIBDEVICE, MATH, argument, dtype_name, larger, smaller
+from ..device import Device
+from ..mathematics import BUILTINS, LIBDEVICE, MATH, larger, smaller
+from ..scalars import argument, dtype_name
 
 
 class Target(NamedTuple):
@@ -39,7 +40,12 @@ _PREFIXES = ("shared", "local", "atomic", "fp16", "const", "cg")
 _MATH = {
     id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)
 }
-_SHARED_ROOM = {fn.exp: MATH["exp"], fn.tanh: MATH["tanh"], fn.sin: MATH["sin"], fn.abs: abs}
+_SHARED_ROOM: dict[Any, Any] = {
+    fn.exp: MATH["exp"],
+    fn.tanh: MATH["tanh"],
+    fn.sin: MATH["sin"],
+    fn.abs: abs,
+}
 _SHARED_ROOM |= {fn.minimum: smaller, fn.maximum: larger}
 _SHARED_ROOM[fn.where] = lambda condition, x, y: x if condition else y
 _BUILTINS = {id(getattr(builtins, name)): name for name in BUILTINS}
@@ -109,7 +115,7 @@ def classify(value) -> Target:
     if id(value) in _BUILTINS:
         return Target("builtin", _BUILTINS[id(value)])
     if isinstance(value, bool | int | float | str | type(None) | np.generic):
-        return Target("const", argument(int(value) if _is_enum(value) else value))
+        return Target("const", argument(_plain(value)))
     if isinstance(value, np.ndarray):
         return Target("array", value)
     if isinstance(value, type) and issubclass(value, np.generic) and dtype_name(value):
@@ -127,8 +133,9 @@ def classify(value) -> Target:
     return Target("native" if callable(value) and not isinstance(value, type) else "object", value)
 
 
-def _is_enum(value) -> bool:
-    return isinstance(value, int) and type(value) not in (int, bool)
+def _plain(value):
+    """A member of an enumeration as the int that it is."""
+    return int(value) if isinstance(value, int) and type(value) is not bool else value
 
 
 def _is_const(value) -> bool:
