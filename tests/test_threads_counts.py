@@ -1,6 +1,8 @@
 """Counts of the thread runner against numbers derived by hand, and its speed."""
 
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from bug_zoo import empty, vector
 
 from simulator.threads import trace
 from simulator.threads.passes import passes, sectors
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def test_neighbours_share_sectors():
@@ -106,7 +110,7 @@ def test_naive_flash_attention_costs_what_its_schedule_says():
     assert report.local_bytes == 4 * (depth + tile)
 
 
-def definition_of_passes(words, width):
+def definition_of_passes(words, width, store):
     """The rule lane by lane, as plain sets; `words` has None for lanes that take no part."""
 
     def repeats(lanes):
@@ -128,7 +132,7 @@ def definition_of_passes(words, width):
     total = 0
     for first in range(0, 32, step):
         lanes = range(first, first + step)
-        if agree(lanes, 1) or agree(lanes, 2):
+        if not store and (agree(lanes, 1) or agree(lanes, 2)):
             total += repeats(lanes)
         else:
             total += repeats(lanes[: step // 2]) + repeats(lanes[step // 2 :])
@@ -149,15 +153,31 @@ words = st.one_of(
 )
 
 
-@given(st.lists(words, min_size=1, max_size=5), st.sampled_from([1, 2, 4]))
-def test_passes_follow_their_definition(rows, width):
+@given(st.lists(words, min_size=1, max_size=5), st.sampled_from([1, 2, 4]), st.booleans())
+def test_passes_follow_their_definition(rows, width, store):
     rows = [[w if w is None else w * width for w in row] for row in rows]
     addresses = np.array([[-1 if w is None else 4 * w for w in row] for row in rows])
-    found, lost = passes(addresses, 4 * width)
-    assert found.tolist() == [definition_of_passes(row, width) for row in rows]
+    found, lost = passes(addresses, 4 * width, store)
+    assert found.tolist() == [definition_of_passes(row, width, store) for row in rows]
     assert ((lost >= 0) & (lost <= found)).all()
     expected = [len({w * 4 // 32 for w in row if w is not None}) for row in rows]
     assert sectors(addresses).tolist() == expected
+
+
+def test_passes_are_those_of_a_gpu():
+    measured = json.loads((RESULTS / "shared_passes.json").read_text())
+    assert len(measured["cases"]) == 600
+    other_conflicts = 0
+    for case in measured["cases"]:
+        at, size = np.array(case["at"]), case["bytes"]
+        addresses = np.where(at < 0, -1, at * size)[None]
+        found, lost = passes(addresses, size, case["store"])
+        assert found.tolist() == [case["passes"]]
+        if lost.tolist() != [case["conflicts"]]:
+            other_conflicts += 1
+            assert size == 16
+            assert (at < 0).any()
+    assert other_conflicts == 2
 
 
 def test_two_byte_neighbours_share_a_word():

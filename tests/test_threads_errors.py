@@ -126,6 +126,22 @@ def test_kernel_without_source_says_so():
         trace(namespace["kernel"])[1, 1](np.zeros(1))
 
 
+def test_order_of_threads_changes_nothing_but_what_is_wrong():
+    for case in SOUND:
+        threads = range(case.block)
+        outputs = []
+        for order in (None, tuple(reversed(threads))):
+            arguments = [one.copy() for one in case.args]
+            trace(case.kernel, order=order)[case.grid, case.block](*arguments)
+            outputs.append(arguments[-1])
+        np.testing.assert_array_equal(*outputs)
+    race = next(case for case in ZOO if name(case) == "missing_barrier")
+    with pytest.raises(KernelError, match="race"):
+        run(race, order=tuple(reversed(range(64))))
+    with pytest.raises(ValueError, match="order must hold each of 0 to 63 once"):
+        run(race, order=range(63))
+
+
 def test_errors_can_be_left_unlooked_for():
     race = next(case for case in ZOO if name(case) == "race_on_output")
     assert run(race, check=False).findings == []

@@ -1,5 +1,9 @@
 """Instructions with an emulation of their own: vectors, asynchronous copies, whole warps."""
 
+# numba.cuda describes its device API by stubs that a type checker takes at their word.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
+
 from typing import Any
 
 import numpy as np

@@ -53,6 +53,12 @@ def test_advice_names_conflicts_and_uncoalesced_stores(naive):
     assert "32.0 sectors of O an instruction where 4.0 would do" in store
 
 
+def test_advice_names_local_arrays_that_cannot_be_registers():
+    (line,) = advice(trace(kernels.local_memory)[1, 32](vector(), empty(32)))
+    assert line.startswith("local memory: line")
+    assert "(y[i] = r[i % 8])" in line
+
+
 def test_sound_copy_gets_no_advice():
     assert advice(trace(kernels.copy)[1, 32](vector(), empty(64))) == []
 

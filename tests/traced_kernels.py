@@ -172,6 +172,17 @@ def make_naive(tile=TILE, depth=DEPTH, padded=PADDED):
 
 
 @cuda.jit
+def local_memory(x, y):
+    r = cuda.local.array(8, float32)
+    i = cuda.threadIdx.x
+    for j in range(8):
+        k = j - 1 if j % 2 else j + 1
+        r[k] = x[i + k]
+    r[0] += r[1]
+    y[i] = r[i % 8]
+
+
+@cuda.jit
 def float_literal(x, y):
     i = cuda.threadIdx.x
     y[i] = x[i] * 0.1 + x[i] * SCALE

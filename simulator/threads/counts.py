@@ -8,7 +8,7 @@ import numpy as np
 
 from .arrays import Memory
 from .grouping import Instructions
-from .log import Log
+from .log import STORE, Log
 from .passes import SECTOR_BYTES, distinct, passes, sectors
 
 
@@ -78,16 +78,18 @@ class Counter:
         if not len(codes):
             return
         memory_of = self._memory_of(addresses.max(axis=1))
-        sizes, shared, bypass = self._properties(codes, memory_of)
+        sizes, shared, store = self._properties(codes, memory_of)
         active = (addresses >= 0).sum(axis=1)
         table = np.zeros((len(COLUMNS), len(codes)), np.int64)
         table[0], table[1], table[2] = 1, active, active * sizes
         rows = np.flatnonzero(~shared)
         table[3, rows] = sectors(addresses[rows])
         table[4, rows] = -(-distinct(addresses[rows]) * sizes[rows] // SECTOR_BYTES)
-        for size in np.unique(sizes[shared & ~bypass]):
-            rows = np.flatnonzero(shared & ~bypass & (sizes == size))
-            table[5, rows], table[6, rows] = passes(addresses[rows], int(size))
+        for size in np.unique(sizes[shared]):
+            for stores in (False, True):
+                rows = np.flatnonzero(shared & (store == stores) & (sizes == size))
+                table[5, rows], table[6, rows] = passes(addresses[rows], int(size), stores)
+        table[5:7, shared & self._bypasses(codes)] = 0
         table[7] = active < lanes_of_warp[warps]
         keys = codes * len(self.memories) + memory_of
         unique, row_of = np.unique(keys, return_inverse=True)
@@ -107,11 +109,17 @@ class Counter:
     def _properties(self, codes, memory_of):
         sites = self.log.sites
         size_of_code = np.array([site.size if site else 0 for site in sites])
-        bypass = np.array([bool(site and site.traffic) for site in sites])
+        stores = np.array([bool(site and site.operation == STORE) for site in sites])
         granules = np.array([memory.granule for memory in self.memories])
         is_shared = np.array([memory.space == "shared" for memory in self.memories])
         sizes = np.where(size_of_code[codes] > 0, size_of_code[codes], granules[memory_of])
-        return sizes, is_shared[memory_of], bypass[codes]
+        return sizes, is_shared[memory_of], stores[codes]
+
+    def _bypasses(self, codes):
+        """Asynchronous copies, whose writes are in no counter of passes."""
+        return np.array([bool(site and site.traffic == "cp.async") for site in self.log.sites])[
+            codes
+        ]
 
     def _keep_worst(self, unique, row_of, cost, addresses, warps):
         order = np.lexsort((-np.arange(len(cost)), cost, row_of))

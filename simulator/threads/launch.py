@@ -104,7 +104,10 @@ class Launch:
     def __init__(self, tracer: Tracer, configured: Configured):
         options = tracer.options
         self.function, self.configured = tracer.function, configured
-        self.blocks = options["blocks"]
+        self.blocks, self.order = options["blocks"], options["order"]
+        threads = math.prod(configured.block)
+        if self.order is not None and sorted(self.order) != list(range(threads)):
+            raise ValueError(f"order must hold each of 0 to {threads - 1} once, got {self.order}")
         counting = options["count"]
         checking = counting and options["check"]
         self.runtime = Runtime(counting, checking, options["errors"] == "collect", options["turns"])
@@ -159,6 +162,7 @@ class Launch:
             self.functions.flops.totals(),
             self.runtime.findings,
             self.functions.locals,
+            list(dict.fromkeys(self.functions.run_time_indices)),
             self.shared.static_bytes + self.shared.dynamic_bytes,
         )
 
@@ -219,7 +223,7 @@ class Launch:
                     self.races.check(words, members, segments)
             places[:] = [thread.place for thread in members]
 
-        block = Block(runtime, threads, at_barrier, self.functions.lines)
+        block = Block(runtime, threads, at_barrier, self.functions.lines, self.order)
         block.run(kernel, values)
         return block.barriers
 
@@ -239,6 +243,7 @@ def trace(
     check: bool = True,
     errors: str = "raise",
     blocks=None,
+    order=None,
     turns: int = 1_000_000,
 ) -> Tracer:
     """Run a CUDA kernel thread by thread on the CPU: ``trace(kernel)[grid, block](*args)``.
@@ -253,7 +258,10 @@ def trace(
     errors : "raise" or "collect"
         Stop at the first error, or go on where possible and give all in `Report.findings`.
     blocks : sequence of ints or tuples of ints, optional
-        Run these blocks only.
+        Run these blocks only, in this order.
+    order : sequence of int, optional
+        The order in which the threads of a block run between barriers; a sound kernel gives the
+        same result in any.
     turns : int
         Turns of unbounded loops after which a thread is said to run away.
 
@@ -270,7 +278,9 @@ def trace(
     """
     if errors not in ("raise", "collect"):
         raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
-    return Tracer(kernel, count=count, check=check, errors=errors, blocks=blocks, turns=turns)
+    return Tracer(
+        kernel, count=count, check=check, errors=errors, blocks=blocks, order=order, turns=turns
+    )
 
 
 __all__ = ["Finding", "Tracer", "trace"]

@@ -44,9 +44,7 @@ def _agree(addresses: np.ndarray, bit: int) -> np.ndarray:
     return ((addresses == partner) | (addresses < 0) | (partner < 0)).all(axis=1)
 
 
-def passes(
-    addresses: np.ndarray, size: int, store: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def passes(addresses: np.ndarray, size: int, store: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Passes ("wavefronts") over shared memory, and how many of them bank conflicts cost.
 
     Parameters
@@ -62,10 +60,11 @@ def passes(
     -----
     Up to 4 bytes a lane: one pass serves any words that lie in different banks; equal words are
     free. 8 bytes go by halves of the warp, 16 bytes by quarters, a pass for each that has a lane in
-    it. Two neighbours of these are loaded in one pass if all lanes in them want the same as lane ^ 1,
+    it. Two neighbouring parts are loaded in one pass if all their lanes want the same as lane ^ 1,
     or all the same as lane ^ 2; stores are never put together. A pass is repeated as often as
-    different words share a bank. Measured on an H200 for loads and stores of 4, 8 and 16 bytes with
-    and without absent lanes: passes are equal in every case.
+    different words share a bank. An H200 needs as many passes in each of the 600 patterns of
+    benchmarks/results/shared_passes.json; its count of conflicts is one less in 2 of the 16-byte
+    loads with absent lanes.
     """
     if size <= BANK_BYTES:
         words = np.where(addresses < 0, -1, addresses // BANK_BYTES)
@@ -88,4 +87,6 @@ def _words(addresses: np.ndarray, size: int) -> np.ndarray:
     """All words that the lanes of a row want."""
     first = addresses // BANK_BYTES
     each = first[:, :, None] + np.arange(size // BANK_BYTES)
-    return np.where(addresses[:, :, None] < 0, -1, each).reshape(len(addresses), -1)
+    return np.where(addresses[:, :, None] < 0, -1, each).reshape(
+        len(addresses), addresses.shape[1] * each.shape[2]
+    )

@@ -57,6 +57,8 @@ class Report:
         Errors, if they were collected.
     local_arrays : dict of (Place, column) to (shape, dtype)
         Arrays of each thread: registers if every index is known after unrolling, else memory.
+    run_time_indices : list of Place
+        Lines that index a local array by what is not constant after unrolling.
     shared_bytes : int
         Shared memory of a block.
     """
@@ -70,6 +72,7 @@ class Report:
     flops: dict[Place, Tally] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     local_arrays: dict = field(default_factory=dict)
+    run_time_indices: list[Place] = field(default_factory=list)
     shared_bytes: int = 0
 
     def count(self, space=None, operation=None, array=None, line=None, traffic=None) -> Count:
@@ -154,6 +157,7 @@ class Report:
             "barriers": self.barriers,
             "shared_bytes": self.shared_bytes,
             "local_bytes": self.local_bytes,
+            "run_time_indices": [_place(place) for place in self.run_time_indices],
             "flops": dict(self.total_flops),
             "hardware": self.hardware(),
             "entries": [_entry(entry) for entry in self.entries],

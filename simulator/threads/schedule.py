@@ -49,16 +49,18 @@ class Block:
         Called with (threads, segments) when all threads have met, and at the end.
     kernel_lines : dict
         File and code name of every rewritten function -> name, to find lines in tracebacks.
+    order : sequence of int, optional
+        Numbers of the threads in the order in which they begin.
     """
 
-    def __init__(self, runtime: Runtime, threads: int, at_barrier, kernel_lines):
+    def __init__(self, runtime: Runtime, threads: int, at_barrier, kernel_lines, order=None):
         self.runtime, self.at_barrier = runtime, at_barrier
         self.kernel_lines = kernel_lines
         self.threads = [Thread(tid, runtime.block_shape) for tid in range(threads)]
         self.alive = [0] * (-(-threads // 32))
         for thread in self.threads:
             self.alive[thread.warp] |= 1 << thread.lane
-        self.ready: deque[Thread] = deque(self.threads)
+        self.ready: deque[Thread] = deque(self.threads[tid] for tid in order or range(threads))
         self.in_barrier: list[Thread] = []
         self.groups: list[dict[tuple, list[Thread]]] = [{} for _ in self.alive]
         self.segments: list[Segment] = []
@@ -167,7 +169,7 @@ class Block:
         waits = {(t.waiting.operation, t.waiting.position) for t in self.in_barrier}
         if len(waits) > 1:
             raise self._stuck("barrier", "threads of a block meet in different barriers")
-        members, self.in_barrier = sorted(self.in_barrier, key=lambda t: t.tid), []
+        members, self.in_barrier = self.in_barrier, []
         self.barriers += 1
         self._meet()
         self._go_on(members)

@@ -104,7 +104,12 @@ def advice(report: Report) -> list[str]:
                     f"instruction, conflicts cost {count.conflicts / count.instructions:.1f}",
                 )
             )
-    return [text for _, text in sorted(found, key=lambda one: -one[0])]
+    ordered = [text for _, text in sorted(found, key=lambda one: -one[0])]
+    return ordered + [
+        f"local memory: line {place.line} ({place.text}) indexes a local array by what is not "
+        "constant once loops are unrolled, so the array cannot stay in registers"
+        for place in report.run_time_indices
+    ]
 
 
 def at_line(report: Report, line: int, array: str | None = None) -> Entry:

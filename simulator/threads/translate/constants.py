@@ -116,6 +116,18 @@ class Constants:
             return target.value
         raise ValueError
 
+    def constant_range(self, node) -> range | None:
+        """The range that an expression stands for, if its bounds are constant."""
+        if not isinstance(node, ast.Call) or node.keywords:
+            return None
+        target = self.static(node.func)
+        if target is None or target != ("builtin", "range"):
+            return None
+        try:
+            return range(*(self.constant(one) for one in node.args))
+        except (ValueError, TypeError):
+            return None
+
     def _constant_logic(self, node):
         if isinstance(node, ast.UnaryOp):
             parts = {"a": self.constant(node.operand)}

@@ -86,30 +86,51 @@ class BlockCounters:
         return found
 
 
+def leaves(analysis: Analysis, statement) -> bool:
+    """Whether a branch or loop holds a statement that may leave it."""
+    jumps = ast.Return | ast.Break | ast.Continue
+    return any(isinstance(one, jumps) for one in analysis.walk(statement))
+
+
+def fixed_turns(analysis: Analysis, statement) -> int | None:
+    """Turns of a loop over a constant range that nothing leaves, else None."""
+    if not isinstance(statement, ast.For) or leaves(analysis, statement):
+        return None
+    turns = analysis.constant_range(statement.iter)
+    return None if turns is None else len(turns)
+
+
 def runs(analysis: Analysis, statements) -> list[tuple[list[ast.stmt], dict[Place, Tally]]]:
     """Statements in runs that execute together, each with its operations by line.
 
-    A run ends after a branch or loop that may leave it.
+    Loops of a fixed number of turns are part of the run, with what is certain in them. A run ends
+    after a branch or loop that may leave it.
     """
     found: list[tuple[list[ast.stmt], dict[Place, Tally]]] = []
     run: list[ast.stmt] = []
     tallies: dict[Place, Tally] = {}
     for statement in statements:
         run.append(statement)
-        simple = not isinstance(statement, _COMPOUND)
-        head = statement if simple else _head(statement)
-        if head is not None and (tally := operations(analysis, head)):
-            place = analysis.place(statement)
-            tallies[place] = tallies.get(place, Tally()) + tally
-        if not simple and any(
-            isinstance(one, ast.Return | ast.Break | ast.Continue)
-            for one in analysis.walk(statement)
-        ):
+        _add_certain(analysis, statement, 1, tallies)
+        if isinstance(statement, _COMPOUND) and leaves(analysis, statement):
             found.append((run, tallies))
             run, tallies = [], {}
     if run:
         found.append((run, tallies))
     return found
+
+
+def _add_certain(analysis, statement, times: int, tallies) -> None:
+    """Add the operations of a statement that runs `times` times, loops of fixed turns included."""
+    compound = isinstance(statement, _COMPOUND)
+    head = _head(statement) if compound else statement
+    if head is not None and (tally := operations(analysis, head)):
+        mine = tallies.setdefault(analysis.place(statement), Tally())
+        for name, count in tally.items():
+            mine[name] += times * count
+    if turns := fixed_turns(analysis, statement):
+        for inner in analysis.live(statement.body):
+            _add_certain(analysis, inner, times * turns, tallies)
 
 
 def _head(statement):

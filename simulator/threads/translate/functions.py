@@ -23,6 +23,7 @@ from .infer import Analysis
 from .kinds import ANY, Kind, of_value
 from .link import classify
 from .numba_types import kind_of_type, numba_type
+from .registers import run_time_indices
 from .rewrite_flow import FlowRewriter
 
 
@@ -44,6 +45,8 @@ class Functions:
         Whether branches note where threads went (only needed to count).
     locals : dict of (Place, column) to (shape, dtype)
         The local arrays of each thread.
+    run_time_indices : list of Place
+        Lines that keep local arrays out of registers.
     lines : dict
         (file, code name) of compiled functions -> name.
     """
@@ -53,6 +56,7 @@ class Functions:
         self.device = Device(runtime)
         self.marking = runtime.counting
         self.locals: dict[tuple[Place, int], tuple] = {}
+        self.run_time_indices: list[Place] = []
         self.lines: dict[tuple[str, str], str] = {}
         self.dynamic_types: set[str] = set()
         self.flops = BlockCounters()
@@ -126,6 +130,7 @@ class Functions:
         """The Python function that runs instead of an analysed one."""
         if id(analysis) in self._compiled:
             return self._compiled[id(analysis)]
+        self.run_time_indices += run_time_indices(analysis)
         code = analysis.function.__code__
         rewriter = FlowRewriter(analysis, self)
         name = code.co_name.strip("<>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ..runtime import TURNS_BEFORE_PAUSE
-from .flops import runs
+from .flops import fixed_turns, runs
 from .infer import Analysis
 from .link import Target
 from .rewrite import call, load
@@ -39,9 +39,9 @@ class FlowRewriter(CallRewriter):
             ast.FunctionDef(name, arguments, start + body or [ast.Pass()], [], None, None), first
         )
 
-    def _block(self, statements) -> list[ast.stmt]:
+    def _block(self, statements, counted=False) -> list[ast.stmt]:
         live = self.analysis.live(statements)
-        if not self.functions.marking:
+        if counted or not self.functions.marking:
             return self._visited(live)
         body: list[ast.stmt] = []
         for run, tallies in runs(self.analysis, live):
@@ -97,18 +97,12 @@ class FlowRewriter(CallRewriter):
         target: ast.expr = node.target
         if not isinstance(target, ast.Name):
             raise self.analysis.unsupported(node, "a loop over several variables at once")
-        loop = ast.For(target, items, self._block(node.body), self._block(node.orelse), None)
-        return self._loop(node, ast.copy_location(loop, node), self._is_short(node.iter))
-
-    def _is_short(self, items) -> bool:
-        """Whether a loop's range is constant and needs no watching."""
-        if not isinstance(items, ast.Call):
-            return False
-        try:
-            bounds: list = [self.analysis.constant(one) for one in items.args]
-            return len(range(*bounds)) < TURNS_BEFORE_PAUSE
-        except (ValueError, TypeError):
-            return False
+        counted = bool(fixed_turns(self.analysis, node))
+        body = self._block(node.body, counted)
+        loop = ast.For(target, items, body, self._block(node.orelse), None)
+        turns = self.analysis.constant_range(node.iter)
+        bounded = turns is not None and len(turns) < TURNS_BEFORE_PAUSE
+        return self._loop(node, ast.copy_location(loop, node), bounded)
 
     def visit_While(self, node):
         """A loop with a condition."""
