@@ -164,6 +164,17 @@ def test_arguments_that_share_memory_are_one_memory():
     assert len({id(entry.memory) for entry in report.entries}) == 1
 
 
+def test_one_memory_seen_as_several_types():
+    workspace = np.zeros(64, np.uint8)
+    x, y = workspace[:32].view(np.float32), workspace[32:48].view(np.uint16)
+    x[:] = np.arange(8)
+    report = trace(kernels.copy)[1, 8](x, y)
+    np.testing.assert_array_equal(y, np.arange(8))
+    assert report.count("global", "load").bytes == 32
+    assert report.count("global", "store").bytes == 16
+    assert len({id(entry.memory) for entry in report.entries}) == 1
+
+
 def test_uncounted_run_computes_the_same():
     rng = np.random.default_rng(8)
     arrays = [rng.standard_normal((64, 64), F32) for _ in range(3)]

@@ -13,7 +13,7 @@ from .scalars import CASTS, dtype_name, from_memory
 
 _TEMPLATE = """
 def make(array, append, flat, valid, pending, convert, wrap, stored, outside, unset, copying,
-         {sizes} start, scale, tag, ones, per):
+         sized, {sizes} start, scale, tag, ones, per):
     def get({index} code):
         if {inside}:
             at = {offset}
@@ -39,6 +39,7 @@ def make(array, append, flat, valid, pending, convert, wrap, stored, outside, un
 
 @functools.cache
 def _factory(ndim, counting, checked, per_element, asynchronous, converts):
+    coded = "code" if per_element == 1 else "sized(code, scale)"
     index = "".join(f"i{axis}, " for axis in range(ndim))
     inside = " and ".join(f"0 <= i{a} < n{a}" for a in range(ndim)) or "True"
     offset = " + ".join(["start", *(f"i{a} * s{a}" for a in range(ndim))])
@@ -49,7 +50,7 @@ def _factory(ndim, counting, checked, per_element, asynchronous, converts):
         inside=inside,
         offset=offset,
         sizes="".join(f"n{a}, s{a}, " for a in range(ndim)),
-        log="append((at * scale << 16) + (tag + code))" if counting else "pass",
+        log=f"append((at * scale << 16) + (tag + {coded}))" if counting else "pass",
         check_pending=pending if asynchronous else "pass",
         check_valid=f"if not valid[{cell}]: unset(array, at, code)" if checked else "pass",
         read="convert(flat[at])" if converts else "flat[at]",
@@ -96,6 +97,7 @@ def make_access(array):
         runtime.outside,
         runtime.unset,
         runtime.still_copying,
+        runtime.sized,
         *sizes,
         array.start,
         array.itemsize,

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .atomics import Atomics
-from .collectives import COLLECTIVE_UNIFORM, Collectives
+from .collectives import Collectives
 from .mathematics import fma
 from .runtime import Runtime
 from .scalars import F32
@@ -72,6 +72,3 @@ class Device(Collectives, Atomics):
 
     def nanosleep(self, position, nanoseconds):
         """Time does not pass here."""
-
-
-__all__ = ["COLLECTIVE_UNIFORM", "Device"]

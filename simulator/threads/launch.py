@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import Array
 from .counts import Count, Counter
-from .errors import Finding, fail
+from .errors import fail
 from .grouping import group
 from .memory import GlobalMemory, SharedMemory
 from .races import RaceFinder
@@ -117,7 +117,9 @@ class Launch:
         self.functions = Functions(self.runtime, self.shared, self.globals.array)
 
     def __call__(self, *args) -> Report:
+        """Run the kernel on these arguments."""
         names = self._parameters(args)
+        self.globals.plan(_arrays(args))
         values = [self._value(value, name) for name, value in zip(names, args, strict=True)]
         kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
         if self.runtime.asynchronous:
@@ -228,6 +230,13 @@ class Launch:
         return block.barriers
 
 
+def _arrays(value) -> list[np.ndarray]:
+    """The NumPy arrays within nested tuples."""
+    if isinstance(value, tuple):
+        return [array for one in value for array in _arrays(one)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
 def _kind(value) -> Kind:
     if isinstance(value, Array):
         return Kind("array", True, value.ndim, dtype_name(value.dtype))
@@ -281,6 +290,3 @@ def trace(
     return Tracer(
         kernel, count=count, check=check, errors=errors, blocks=blocks, order=order, turns=turns
     )
-
-
-__all__ = ["Finding", "Tracer", "trace"]

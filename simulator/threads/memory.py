@@ -16,6 +16,13 @@ GLOBAL_BASE = 1 << 32
 gives it, so sectors and banks come out as on a GPU."""
 
 
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array whose memory an array shows part of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 class GlobalMemory:
     """Places arrays of the caller; arrays that share memory share a `Memory`."""
 
@@ -23,20 +30,28 @@ class GlobalMemory:
         self.runtime = runtime
         self.memories: list[Memory] = []
         self._owners: list[tuple[np.ndarray, Memory]] = []
+        self._granules: dict[int, int] = {}
         self._top = GLOBAL_BASE
 
+    def plan(self, arrays: list[np.ndarray]) -> None:
+        """Learn the arguments first: the smallest element decides how finely memory is watched."""
+        for array in arrays:
+            key = id(_owner(array))
+            self._granules[key] = min(array.itemsize, self._granules.get(key, array.itemsize))
+
     def _memory(self, array: np.ndarray, name: str) -> tuple[Memory, int]:
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = _owner(array)
         memory = next((memory for known, memory in self._owners if known is owner), None)
         if memory is None:
             data = np.ravel(owner, order="K").view(np.uint8)
-            memory = Memory(name, "global", self._top, data, array.itemsize)
+            if owner.size and not np.may_share_memory(data, owner):
+                raise ValueError(f"the memory that {name} is part of must have no gaps")
+            granule = self._granules.get(id(owner), array.itemsize)
+            memory = Memory(name, "global", self._top, data, granule)
             memory.shape = array.shape if array.flags.c_contiguous and owner is array else ()
             poisoned = np.issubdtype(array.dtype, np.floating) and array.size
             if self.runtime.checking and poisoned and np.isnan(array).all():
-                memory.valid = bytearray(len(data) // memory.granule)
+                memory.valid = bytearray(len(data) // granule)
             self._top += -(-len(data) // 256) * 256 + 256
             self._owners.append((owner, memory))
             self.memories.append(memory)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from greenlet import greenlet
 
 from .errors import Finding, KernelError, Place
@@ -61,6 +64,14 @@ class Runtime:
         if key not in self._codes:
             place, column = self.positions[self.here]
             self._codes[key] = self.log.code(Site(place, column, operation, size, self.traffic))
+        return self._codes[key]
+
+    def sized(self, code: int, size: int) -> int:
+        """The code of an access of elements that are wider than what its memory is watched by."""
+        key = (code, size)
+        if key not in self._codes:
+            site: Any = self.log.sites[code]
+            self._codes[key] = self.log.code(replace(site, size=size))
         return self._codes[key]
 
     def wait(self, operation, position, mask, payload, resolve):
@@ -207,6 +218,3 @@ class Runtime:
         """Forget the log and where threads parted: at a barrier all are together again."""
         self.log.clear()
         self._places.clear()
-
-
-__all__ = ["PAUSE", "TURNS_BEFORE_PAUSE", "Dim3", "Runtime", "Thread", "Wait"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from ..device import COLLECTIVE_UNIFORM
+from ..collectives import COLLECTIVE_UNIFORM
 from .expressions import Expressions
 from .kinds import ANY, FLOATS, INTEGERS, NONE, Kind, escaped, number, wider
 

@@ -13,7 +13,6 @@ from ..arrays import Array
 from ..device import Device
 from ..errors import Place, fail
 from ..local import UNSET, LocalView
-from ..log import LOAD, STORE
 from ..mathematics import divide
 from ..memory import SharedMemory
 from ..runtime import Runtime
@@ -314,6 +313,3 @@ def _with_cuda_floats(code: types.CodeType) -> types.CodeType:
         return value
 
     return code.replace(co_consts=tuple(converted(one) for one in code.co_consts))
-
-
-__all__ = ["LOAD", "STORE", "Functions"]

@@ -6,8 +6,6 @@ import ast
 
 from ..runtime import TURNS_BEFORE_PAUSE
 from .flops import fixed_turns, runs
-from .infer import Analysis
-from .link import Target
 from .rewrite import call, load
 from .rewrite_calls import CallRewriter
 
@@ -145,6 +143,3 @@ class FlowRewriter(CallRewriter):
             note = ast.Expr(call("_left", ast.Constant(node.lineno)))
             return [ast.copy_location(note, node), ast.copy_location(ast.Return(value), node)]
         return ast.copy_location(ast.Return(value), node)
-
-
-__all__ = ["Analysis", "FlowRewriter", "Target"]
