@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from cases import CASES  # noqa: E402
 from harness import check  # noqa: E402
-from public_api import options_of  # noqa: E402
+from public_api import options_of, rounding  # noqa: E402
 
 from flash_numba import attention, flash_attention, ladder, masks  # noqa: E402
 from flash_numba import reference as ref  # noqa: E402
@@ -107,7 +107,7 @@ class TorchApi:
 def test_cases(spec):
     case = spec.build()
     case.repeats = 1
-    check(case, TorchApi())
+    check(case, TorchApi(), rounding(spec.id))
 
 
 # Autograd
@@ -330,6 +330,28 @@ def test_compiled_dropout_draws_a_new_mask_each_call(backend):
         lambda q, k, v: flash_attention(q, k, v, dropout_p=0.5), fullgraph=True, backend=backend
     )
     assert not torch.equal(compiled(*given), compiled(*given))
+
+
+def test_compiled_for_any_size_and_scale():
+    def call(q, k, v, scale):
+        return flash_attention(q, k, v, causal=True, scale=scale, dropout_p=0.25, seed=3)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for seqlen, scale in ((5, 0.5), (9, 0.25), (12, -1.5)):
+        q, k, v = (leaf(2, seqlen, 2, 8) for _ in "qkv")
+        given = q, k, v
+        expected, found = call(*given, scale), compiled(*given, scale)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given)
+        )
+
+
+def test_a_compiled_call_is_checked_when_it_runs():
+    compiled = torch.compile(flash_attention, fullgraph=True, backend="eager")
+    given = [x.detach() for x in qkv()]
+    with pytest.raises(ValueError, match=r"dropout_p must be in \[0, 1\), got 1.0"):
+        compiled(*given, dropout_p=1.0)
 
 
 def arguments(**changed):
