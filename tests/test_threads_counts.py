@@ -200,10 +200,7 @@ def test_chosen_blocks_run_alone():
 
 
 def test_speed_of_the_naive_kernel():
-    """At least 0.5 million counted accesses a second on one free core, twice that uncounted.
-
-    The machine may be shared, so the time is that of this process, and the bound is a third of it.
-    """
+    """At least 0.5 million counted accesses a second of one core's time, twice that uncounted."""
     rng = np.random.default_rng(1)
     arrays = [rng.standard_normal((64, 64), np.float32) for _ in range(3)]
     rates, accesses = {}, 0
@@ -215,5 +212,5 @@ def test_speed_of_the_naive_kernel():
         spent = time.process_time() - start
         accesses = report.count().lanes or accesses
         rates[count] = accesses / spent
-    assert rates[True] > 0.5e6 / 3
-    assert rates[False] > 1e6 / 3
+    assert rates[True] > 0.5e6
+    assert rates[False] > 1e6
