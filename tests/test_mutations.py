@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from mutants import Mutant, sample
 
 ROOT = Path(__file__).parents[1]

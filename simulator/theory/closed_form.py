@@ -117,7 +117,7 @@ def _by_length(
     elif problem.key_lengths is None:
         lengths = {problem.seqlen_k: problem.batch} if problem.batch else {}
     else:
-        lengths = Counter(problem.key_lengths.tolist())
+        lengths = Counter(np.asarray(problem.key_lengths).tolist())
     total = Visits()
     for keys, sequences in lengths.items():
         heads = sequences * (1 if chosen else problem.num_heads)
