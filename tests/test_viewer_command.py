@@ -56,6 +56,13 @@ def test_the_demo_shows_every_state_of_a_tile_and_saves_traffic(step):
     assert float(ratios[0]) < 0.3
 
 
+def test_the_comparison_is_of_the_gpu_that_was_chosen(step):
+    code, out, _ = step("--demo", "--gpu", "T4", "--frames", 1)
+    assert code == 0
+    assert "of 64 KiB" in out
+    assert re.search(r"one query head · T4$", out, re.M)
+
+
 @pytest.mark.parametrize("program", ["flash1", "flash2", "flash2_two_kernel", "tiled"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_every_program_steps_both_ways(step, program, direction):

@@ -66,7 +66,7 @@ def session(path, demo: bool, sizes: dict, options: dict, window, gpu: str | Non
         v,
         tile_m=TILE_M if options["tile_m"] is None else options["tile_m"],
         tile_n=TILE_N if options["tile_n"] is None else options["tile_n"],
-        sram_bytes=hardware.get(gpu or "H100").shared_bytes_per_block,
+        gpu=hardware.get(gpu or "H100"),
         tokens=tokens,
     )
 
