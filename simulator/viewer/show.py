@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -84,6 +85,8 @@ class Show:
             glyphs=self.glyphs,
             conditions=self.conditions,
         )
+        gc.collect()
+        gc.freeze()  # else a collection walks the whole log and a key waits 20 to 30 ms for it
         app.run(mouse=False)
 
 
