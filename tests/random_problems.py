@@ -29,9 +29,9 @@ class Random:
     def tiles(self) -> dict[str, Any]:
         return {"tile_m": self.tile_m, "tile_n": self.tile_n}
 
-    def arrays(self, seed: int) -> dict[str, Any]:
+    def arrays(self, seed: int, draw: int = 0) -> dict[str, Any]:
         """q, k, v, do of the problem's type, and dlse if lse has a gradient."""
-        rng = np.random.default_rng((seed, 1))
+        rng = np.random.default_rng((seed, 1 + draw))
         given = inputs(rng, self.problem)
         if self.dlse:
             given["dlse"] = normal(rng, self.problem.shapes["dlse"])

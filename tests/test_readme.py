@@ -1,6 +1,8 @@
+import importlib
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,29 @@ def test_the_example_prints_what_it_says(tmp_path):
     assert len(statements) <= 10
 
 
+def shown(path: Path) -> tuple[str, list[float]]:
+    """What a picture says: its words, and its numbers with a decimal point."""
+    root = ElementTree.parse(path).getroot()
+    texts = root.iter("{http://www.w3.org/2000/svg}text")
+    text = " ".join(" ".join("".join(one.itertext()) for one in texts).split())
+    number = r"-?\d*\.\d+"
+    words = " ".join(re.sub(number, "#", text).split())
+    return words, [float(found) for found in re.findall(number, text)]
+
+
+def test_the_picture_is_what_its_command_exports(tmp_path):
+    ((_, path),) = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", README)
+    (command,) = re.findall(rf"`flash-numba (step .*--export {path})`", README)
+    arguments = command.replace(path, str(tmp_path / "now.svg")).split()
+    run = [sys.executable, "-m", "simulator.cli", *arguments]
+    subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
+    (words, numbers), (now, numbers_now) = shown(ROOT / path), shown(tmp_path / "now.svg")
+    assert "HBM elements" in words
+    assert words == now
+    # Sums of fp32 products in another order; four digits are printed at least.
+    assert numbers == pytest.approx(numbers_now, rel=1e-3)
+
+
 def test_files_in_reading_order_exist():
     paths = re.findall(r"`([\w/]+\.(?:py|md))`", README)
     assert len(paths) > 10
@@ -68,9 +93,23 @@ def test_commands_exist():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     commands = getattr(get_command(app), "commands")  # noqa: B009 - typer may bring its own click
     named = set(re.findall(r"`flash-numba (\w+)", README))
-    assert named <= set(commands)
-    options = {name for one in commands["compare"].params for name in one.opts}
+    assert named == set(commands)
+    options = {
+        name
+        for command in ("compare", "step")
+        for one in commands[command].params
+        for name in one.opts
+    }
     assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options
+
+
+@pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
+def test_packages_name_their_files_in_reading_order(package):
+    module = importlib.import_module(package)
+    folder = Path(str(module.__file__)).parent
+    order = (module.__doc__ or "").split("Reading order: ")[1].split("\n\n")[0]
+    files = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert sorted(re.findall(r"`(\w+)`", order)) == files
 
 
 @pytest.mark.parametrize("extra", ["", "--tile-m 16"])
