@@ -1,0 +1,136 @@
+"""The online softmax of a tile of scores, in base 2.
+
+References
+----------
+Dao, "FlashAttention-2", 2023, Algorithm 1, lines 8 to 10; Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018.
+"""
+
+import math
+from functools import lru_cache
+
+from .numba_cuda import cuda, room, types
+from .ptx import exp2, larger, log2
+from .unroll import unroll_full
+
+ALL_LANES = 0xFFFFFFFF
+LN_2 = math.log(2)
+RESCALE_THRESHOLD = 8.0
+"""A row maximum is replaced only by one larger by this much (in log2 units).
+
+The softmax is the same for any number subtracted from the exponents as long as nothing overflows:
+with 8, P reaches 256 at most, and O and the row sum are rescaled in the first tile and hardly
+again. 0 is the paper's rule.
+"""
+
+
+@lru_cache(maxsize=None)
+def make_over_lanes(lanes: int):
+    """Rooms ``largest(x)`` and ``total(x)`` over the lanes that share a row (see `products`)."""
+
+    @room
+    def largest(x):
+        x = larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
+        x = larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 4))
+        x = larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 8))
+        if lanes == 16:
+            x = larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 16))
+        return x
+
+    @room
+    def total(x):
+        x += cuda.shfl_xor_sync(ALL_LANES, x, 2)
+        x += cuda.shfl_xor_sync(ALL_LANES, x, 4)
+        x += cuda.shfl_xor_sync(ALL_LANES, x, 8)
+        if lanes == 16:
+            x += cuda.shfl_xor_sync(ALL_LANES, x, 16)
+        return x
+
+    return largest, total
+
+
+@lru_cache(maxsize=None)
+def make_online_softmax(
+    tile_rows: int,
+    tile_columns: int,
+    out_columns: int,
+    lanes: int,
+    threshold: float = RESCALE_THRESHOLD,
+):
+    """Rooms ``start``, ``update`` and ``finish`` of the online softmax.
+
+    Parameters
+    ----------
+    tile_rows, tile_columns : int
+        Shape of a thread's part of the scores.
+    out_columns : int
+        Columns of its part of O.
+    lanes : int
+        Lanes that share a row.
+    threshold : float
+        See `RESCALE_THRESHOLD`.
+
+    Notes
+    -----
+    All arrays are registers: `rS` scores in log2 units, `row_max` and `row_sum` (this thread's
+    share of it) one a row, `acc_o` not yet divided by the row sum. A masked score is -inf; a row
+    that has seen no key has row_max -inf, and 0 takes its place where something is subtracted.
+    """
+    largest, total = make_over_lanes(lanes)
+
+    @room
+    def finite(x):
+        return x if x > types.float32(-math.inf) else types.float32(0)
+
+    @room
+    def start(row_max, row_sum, acc_o):
+        for i in range(tile_rows):
+            unroll_full()
+            row_max[i] = -math.inf
+            row_sum[i] = 0
+            for c in range(out_columns):
+                unroll_full()
+                acc_o[i, c] = 0
+
+    @room
+    def raise_maxima(rTop, row_max, row_sum, acc_o):
+        for i in range(tile_rows):
+            unroll_full()
+            new_max = largest(larger(row_max[i], rTop[i]))
+            rescale = exp2(row_max[i] - finite(new_max))
+            row_max[i] = new_max
+            row_sum[i] *= rescale
+            for c in range(out_columns):
+                unroll_full()
+                acc_o[i, c] *= rescale
+
+    @room
+    def update(rS, row_max, row_sum, acc_o):
+        rTop = cuda.local.array(tile_rows, types.float32)
+        grown = False
+        for i in range(tile_rows):
+            unroll_full()
+            rTop[i] = rS[i, 0]
+            for j in range(1, tile_columns):
+                unroll_full()
+                rTop[i] = larger(rTop[i], rS[i, j])
+            grown |= rTop[i] > row_max[i] + types.float32(threshold)
+        if cuda.any_sync(ALL_LANES, grown):
+            raise_maxima(rTop, row_max, row_sum, acc_o)
+        for i in range(tile_rows):
+            unroll_full()
+            shift = finite(row_max[i])
+            for j in range(tile_columns):
+                unroll_full()
+                rS[i, j] = exp2(rS[i, j] - shift)
+                row_sum[i] += rS[i, j]
+
+    @room
+    def finish(row_max, row_sum, rFactor, rLse):
+        for i in range(tile_rows):
+            unroll_full()
+            z = total(row_sum[i])
+            rFactor[i] = types.float32(1) / z if z != 0 else types.float32(0)
+            rLse[i] = (row_max[i] + log2(z)) * types.float32(LN_2) if z != 0 else types.float32(-math.inf)
+
+    return start, update, finish

@@ -1,0 +1,272 @@
+"""PTX instructions that Numba lacks: one intrinsic an instruction, its CPU twin beside it.
+
+`intrinsic.emulate` is what the thread runner calls instead: the same operands, on NumPy arrays and
+scalars. Section numbers are those of NVIDIA's PTX ISA 9.0.
+"""
+
+import numpy as np
+
+from .numba_cuda import cgutils, intrinsic, ir, types
+
+F16, F32 = ir.HalfType(), ir.FloatType()
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+SHARED, GLOBAL = 3, 1
+
+
+def emulated_by(emulate):
+    """Decorator: a typing function as an intrinsic with its CPU twin `emulate`."""
+
+    def decorate(typing):
+        operation = intrinsic(typing)
+        operation.emulate = emulate
+        operation.__doc__ = typing.__doc__
+        return operation
+
+    return decorate
+
+
+def _assembly(builder, text, constraints, args, result, side_effect=False):
+    """Call inline PTX; ``$0`` in `text` is the result, or the first operand if there is none."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=side_effect), args)
+
+
+def _pointer(context, builder, array_type, array, index_type, index):
+    """Address of ``array[index]``, neighbours in the last axis taken to be neighbours in memory."""
+    array = context.make_array(array_type)(context, builder, value=array)
+    parts = [
+        context.cast(builder, part, kind, types.intp)
+        for part, kind in zip(
+            cgutils.unpack_tuple(builder, index, len(index_type)), index_type, strict=True
+        )
+    ]
+    last = parts[-1]
+    parts[-1] = I64(0)
+    row = cgutils.get_item_pointer(context, builder, array_type, array, parts, wraparound=False)
+    return builder.gep(row, [last])
+
+
+def _vector_of(array_type):
+    """LLVM type of four neighbouring elements, and their bytes."""
+    if array_type.dtype == types.uint16:
+        return ir.VectorType(I16, 4), 8
+    return ir.VectorType(F32, 4), 16
+
+
+def _load4(array, index):
+    *outer, last = index
+    return tuple(array[(*outer, last + i)] for i in range(4))
+
+
+def _store4(array, index, values):
+    *outer, last = index
+    for i in range(4):
+        array[(*outer, last + i)] = values[i]
+
+
+@emulated_by(_load4)
+def load4(typingctx, array, index):
+    """``ld.v4`` (9.7.9.8): four neighbours of the last axis from `index` on, as a tuple.
+
+    The address must be a multiple of the size: 16 bytes of float32, 8 bytes of 16-bit elements.
+    """
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, array, args[0], index, args[1])
+        vector, size = _vector_of(array)
+        loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()), align=size)
+        parts = [builder.extract_element(loaded, I32(i)) for i in range(4)]
+        return cgutils.pack_array(builder, parts)
+
+    return types.UniTuple(array.dtype, 4)(array, index), codegen
+
+
+@emulated_by(_store4)
+def store4(typingctx, array, index, values):
+    """``st.v4`` (9.7.9.11): write the tuple `values` to four neighbours of the last axis.
+
+    Alignment as for `load4`.
+    """
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, array, args[0], index, args[1])
+        vector, size = _vector_of(array)
+        packed = ir.Constant(vector, ir.Undefined)
+        for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
+            packed = builder.insert_element(packed, value, I32(i))
+        builder.store(packed, builder.bitcast(pointer, vector.as_pointer()), align=size)
+        return context.get_dummy_value()
+
+    return types.void(array, index, types.UniTuple(array.dtype, 4)), codegen
+
+
+def _copy16_async(shared, to, source, index, valid):
+    _store4(shared, to, _load4(source, index) if valid else (0.0,) * 4)
+
+
+@emulated_by(_copy16_async)
+def copy16_async(typingctx, shared, to, source, index, valid):
+    """``cp.async.cg.shared.global`` (9.7.9.25.3.1): start a copy of four float32 to shared memory.
+
+    The data does not pass through registers. Where `valid` is False nothing is read and zeros are
+    written (source size 0). Needs cc 8.0; both addresses are multiples of 16 bytes.
+    """
+
+    def codegen(context, builder, signature, args):
+        target = _pointer(context, builder, shared, args[0], to, args[1])
+        origin = _pointer(context, builder, source, args[2], index, args[3])
+        target = builder.addrspacecast(target, ir.PointerType(F32, SHARED))
+        origin = builder.addrspacecast(origin, ir.PointerType(F32, GLOBAL))
+        size = builder.select(args[4], I32(16), I32(0))
+        operands = [builder.ptrtoint(target, I32), builder.ptrtoint(origin, I64), size]
+        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        _assembly(builder, text, "r,l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(shared, to, source, index, types.boolean), codegen
+
+
+def _no_operand(text, doc):
+    def typing(typingctx):
+        def codegen(context, builder, signature, args):
+            _assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    operation = emulated_by(lambda: None)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+copy_wait_all = _no_operand(
+    "cp.async.wait_all;",
+    "``cp.async.wait_all`` (9.7.9.25.3.3): wait for every copy that this thread started.",
+)
+
+
+def _unary(name, text, emulate, doc):
+    def typing(typingctx, x):
+        def codegen(context, builder, signature, args):
+            x32 = context.cast(builder, args[0], x, types.float32)
+            return _assembly(builder, text, "=f,f", [x32], F32)
+
+        return types.float32(x), codegen
+
+    operation = emulated_by(emulate)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+exp2 = _unary(
+    "exp2",
+    "ex2.approx.ftz.f32 $0, $1;",
+    lambda x: np.exp2(np.float32(x)),
+    "``ex2.approx.ftz.f32`` (9.7.3.21): 2 to the power `x`, relative error 2**-22.",
+)
+log2 = _unary(
+    "log2",
+    "lg2.approx.f32 $0, $1;",
+    lambda x: np.log2(np.float32(x)),
+    "``lg2.approx.f32`` (9.7.3.20): base-2 logarithm of `x` > 0.",
+)
+
+
+@emulated_by(lambda x, y: np.fmax(np.float32(x), np.float32(y)))
+def larger(typingctx, x, y):
+    """``max.f32`` (9.7.3.12): the larger of two float32; a NaN loses to a number."""
+
+    def codegen(context, builder, signature, args):
+        operands = [context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)]
+        return _assembly(builder, "max.f32 $0, $1, $2;", "=f,f,f", operands, F32)
+
+    return types.float32(x, y), codegen
+
+
+def _convert(doc, source, target, emulate, codegen):
+    def typing(typingctx, x):
+        def build(context, builder, signature, args):
+            return codegen(builder, context.cast(builder, args[0], x, source))
+
+        return target(x), build
+
+    operation = emulated_by(emulate)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+float_from_half = _convert(
+    "``cvt.f32.f16`` (9.7.9.22): the float32 of the 16 bits of an fp16 number.",
+    types.uint16,
+    types.float32,
+    lambda x: np.float32(np.uint16(x).view(np.float16)),
+    lambda builder, x: builder.fpext(builder.bitcast(x, F16), F32),
+)
+half_from_float = _convert(
+    "``cvt.rn.f16.f32`` (9.7.9.22): the 16 bits of a float32 rounded to fp16.",
+    types.float32,
+    types.uint16,
+    lambda x: np.float32(x).astype(np.float16).view(np.uint16),
+    lambda builder, x: _assembly(builder, "cvt.rn.f16.f32 $0, $1;", "=h,f", [x], I16),
+)
+float_from_bits = _convert(
+    "``mov.b32`` (9.7.9.3): the float32 that has these 32 bits.",
+    types.uint32,
+    types.float32,
+    lambda x: np.uint32(x).view(np.float32),
+    lambda builder, x: builder.bitcast(x, F32),
+)
+bits_from_float = _convert(
+    "``mov.b32`` (9.7.9.3): the 32 bits of a float32.",
+    types.float32,
+    types.uint32,
+    lambda x: np.float32(x).view(np.uint32),
+    lambda builder, x: builder.bitcast(x, I32),
+)
+
+
+def _shared_tile(memory, start, shape):
+    count = int(np.prod(shape))
+    return memory[start : start + count].reshape(shape)
+
+
+@emulated_by(_shared_tile)
+def shared_tile(typingctx, memory, start, shape):
+    """A C-ordered array of `shape` inside a block's dynamic shared memory (no instruction).
+
+    Parameters
+    ----------
+    memory : 1-D array
+        ``cuda.shared.array(0, dtype)``.
+    start : int
+        Its first element.
+    shape : tuple of constant ints
+    """
+    result = types.Array(memory.dtype, len(shape), "C")
+
+    def codegen(context, builder, signature, args):
+        base = context.make_array(memory)(context, builder, value=args[0])
+        start_at = context.cast(builder, args[1], start, types.intp)
+        sizes = [
+            context.cast(builder, size, kind, types.intp)
+            for size, kind in zip(
+                cgutils.unpack_tuple(builder, args[2], len(shape)), shape, strict=True
+            )
+        ]
+        itemsize = context.get_abi_sizeof(context.get_data_type(memory.dtype))
+        strides, stride = [], I64(itemsize)
+        for size in reversed(sizes):
+            strides.insert(0, stride)
+            stride = builder.mul(stride, size)
+        tile = context.make_array(result)(context, builder)
+        context.populate_array(
+            tile,
+            data=builder.gep(base.data, [start_at]),
+            shape=cgutils.pack_array(builder, sizes),
+            strides=cgutils.pack_array(builder, strides),
+            itemsize=I64(itemsize),
+            meminfo=None,
+        )
+        return tile._getvalue()
+
+    return result(memory, start, shape), codegen

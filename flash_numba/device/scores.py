@@ -1,0 +1,105 @@
+"""What happens to a tile of scores between the product and the softmax, element by element.
+
+Each maker returns a room for one way of holding the tile: rows are queries and columns keys, or,
+in the kernel that owns a key tile, the other way round.
+"""
+
+import math
+from functools import lru_cache
+
+from .functions import chain, chain_derivative, device_function
+from .numba_cuda import room, types
+from .unroll import unroll_full
+
+LOG2_E = math.log2(math.e)
+
+
+@lru_cache(maxsize=None)
+def make_position(rows_are_keys: bool):
+    """Room ``position(first_q, first_k, i, j) -> (q_idx, k_idx)`` of element (i, j) of a tile."""
+
+    @room
+    def position(first_q, first_k, i, j):
+        if rows_are_keys:
+            return first_q + j, first_k + i
+        return first_q + i, first_k + j
+
+    return position
+
+
+@lru_cache(maxsize=None)
+def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: bool = False):
+    """Room ``mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
+
+    Scores of keys that the query may not see, or that do not exist, become -inf.
+
+    Parameters
+    ----------
+    keep : callable or None
+        `masks.Mask.keep`; None = every existing key is visible.
+    tile_rows, tile_columns : int
+        Shape of a thread's part of the scores.
+    rows_are_keys : bool
+        True where rows of the tile are keys.
+
+    Notes
+    -----
+    Positions are clamped into the sequence before `keep` sees them, which may index tensors.
+    """
+    visible = device_function(keep)
+    position = make_position(rows_are_keys)
+
+    @room
+    def allowed(q_idx, k_idx, seqlen_q, seqlen_k, batch, head, aux):
+        if visible is None:
+            return k_idx < seqlen_k
+        q_safe, k_safe = min(q_idx, seqlen_q - 1), min(k_idx, seqlen_k - 1)
+        return (k_idx < seqlen_k) & bool(visible(batch, head, q_safe, k_safe, aux))
+
+    @room
+    def mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
+        for i in range(tile_rows):
+            unroll_full()
+            for j in range(tile_columns):
+                unroll_full()
+                q_idx, k_idx = position(first_q, first_k, i, j)
+                if not allowed(q_idx, k_idx, seqlen_q, seqlen_k, batch, head, aux):
+                    rS[i, j] = -math.inf
+
+    return mask_scores
+
+
+@lru_cache(maxsize=None)
+def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
+    """Room ``change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
+
+    Scores in natural units become changed scores in log2 units. Without changes nothing happens:
+    the factor log2(e) is then part of the scale (see `scale_of_scores`).
+
+    Parameters
+    ----------
+    changes : tuple of callables
+        `masks.ScoreMod.apply` of each change, in order.
+    tile_rows, tile_columns : int
+        Shape of a thread's part of the scores.
+    """
+    change = chain(changes)
+
+    @room
+    def change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
+        if changes == ():
+            return
+        for i in range(tile_rows):
+            unroll_full()
+            for j in range(tile_columns):
+                unroll_full()
+                q_idx, k_idx = min(first_q + i, seqlen_q - 1), min(first_k + j, seqlen_k - 1)
+                score = change(rS[i, j], batch, head, q_idx, k_idx, aux)
+                rS[i, j] = types.float32(score) * types.float32(LOG2_E)
+
+    return change_scores
+
+
+def scale_of_scores(softmax_scale: float, changes: tuple) -> float:
+    """Factor on Q @ K.T: log2(e) is folded in unless score changes stand in between."""
+    return softmax_scale if changes else softmax_scale * LOG2_E

@@ -1,0 +1,290 @@
+"""Compiling and launching kernels: the only place that touches the CUDA driver.
+
+A kernel is compiled on first use for the argument types at hand and kept. A launch packs its
+arguments into a prebuilt block and calls ``cuLaunchKernel`` directly, which costs a few
+microseconds; Numba's own launch costs tens.
+"""
+
+import ctypes
+import struct
+import sys
+import threading
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from .device.numba_cuda import cuda, types
+
+SHARED_LIMITS = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
+SHARED_LIMITS |= {(9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}
+"""Shared memory that one block may use, in KB (1024 bytes), by compute capability.
+
+CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+_STORED = {
+    "fp32": types.float32,
+    "fp16": types.uint16,
+    "bf16": types.uint16,
+    "float64": types.float64,
+    "int64": types.int64,
+    "int32": types.int32,
+    "int8": types.int8,
+    "bool": types.boolean,
+}
+_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+class DeviceArray(NamedTuple):
+    """An array in GPU memory, without owning it.
+
+    Attributes
+    ----------
+    pointer : int
+        Address of the first element.
+    shape, strides : tuple of int
+        Sizes, and bytes from one element to the next, of each axis.
+    dtype : str
+        "fp32", "fp16", "bf16", "float64", "int64", "int32", "int8" or "bool".
+    """
+
+    pointer: int
+    shape: tuple
+    strides: tuple
+    dtype: str
+
+    @classmethod
+    def of(cls, array) -> "DeviceArray":
+        """A view of a torch tensor or of anything with ``__cuda_array_interface__``."""
+        if isinstance(array, DeviceArray):
+            return array
+        if hasattr(array, "data_ptr"):
+            name = str(array.dtype).removeprefix("torch.")
+            itemsize = array.element_size()
+            strides = tuple(step * itemsize for step in array.stride())
+            return cls(array.data_ptr(), tuple(array.shape), strides, _NAMES.get(name, name))
+        interface = array.__cuda_array_interface__
+        dtype = np.dtype(interface["typestr"])
+        shape = tuple(interface["shape"])
+        strides = interface.get("strides")
+        if strides is None:
+            sizes = np.array((*shape[1:], 1), np.int64)[::-1]
+            strides = tuple(int(n) * dtype.itemsize for n in np.multiply.accumulate(sizes)[::-1])
+        return cls(interface["data"][0], shape, tuple(strides), _NAMES.get(dtype.name, dtype.name))
+
+    def allows_vectors(self) -> bool:
+        """Whether four neighbours of the last axis can be read or written at once in every row."""
+        itemsize = {"fp32": 4, "fp16": 2, "bf16": 2}[self.dtype]
+        *outer, last = self.strides
+        steps = [step for step, size in zip(outer, self.shape, strict=False) if size > 1]
+        return (
+            (last == itemsize or self.shape[-1] == 1)
+            and self.shape[-1] % 4 == 0
+            and all(step % (4 * itemsize) == 0 for step in (self.pointer, *steps))
+        )
+
+
+def argument_types(arguments):
+    """Numba types of kernel arguments: DeviceArrays, ints, floats (as float32) and nested tuples."""
+    if isinstance(arguments, DeviceArray):
+        return types.Array(_STORED[arguments.dtype], len(arguments.shape), "A")
+    if isinstance(arguments, np.uint64):
+        return types.uint64
+    if isinstance(arguments, int):
+        return types.int64
+    if isinstance(arguments, float):
+        return types.float32
+    return types.BaseTuple.from_types(tuple(argument_types(part) for part in arguments))
+
+
+def _flatten(argument, formats: list, values: list) -> None:
+    """Append the slots of one argument, 8 bytes each, in the order of Numba's calling convention."""
+    if isinstance(argument, DeviceArray):
+        itemsize = {"fp32": 4, "fp16": 2, "bf16": 2, "bool": 1}.get(argument.dtype)
+        itemsize = itemsize or np.dtype(argument.dtype).itemsize
+        count = 1
+        for size in argument.shape:
+            count *= size
+        formats.append("q" * (5 + 2 * len(argument.shape)))
+        values += (0, 0, count, itemsize, argument.pointer, *argument.shape, *argument.strides)
+    elif isinstance(argument, np.uint64):
+        formats.append("Q")
+        values.append(int(argument))
+    elif isinstance(argument, int):
+        formats.append("q")
+        values.append(argument)
+    elif isinstance(argument, float):
+        formats.append("f4x")
+        values.append(argument)
+    else:
+        for part in argument:
+            _flatten(part, formats, values)
+
+
+@lru_cache(maxsize=None)
+def _driver():
+    """The driver's own library."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def compute_capability() -> tuple[int, int]:
+    """(major, minor) of the current device."""
+    return tuple(cuda.get_current_device().compute_capability)
+
+
+def shared_limit(cc: tuple[int, int]) -> int:
+    """Bytes of shared memory that one block may use on compute capability `cc`.
+
+    Raises
+    ------
+    ValueError
+        If the kernels do not support such a GPU.
+    """
+    if cc < (7, 5):
+        raise ValueError(f"compute capability must be >= 7.5, got {cc[0]}.{cc[1]}")
+    return 1024 * SHARED_LIMITS.get(cc, 99)
+
+
+class CompiledKernel:
+    """A kernel compiled for one device, one set of argument types and one amount of memory.
+
+    Parameters
+    ----------
+    dispatcher : numba kernel
+    signature : tuple of Numba types
+    threads : int
+        Threads of a block.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    """
+
+    def __init__(self, dispatcher, signature, threads: int, shared_bytes: int):
+        from cuda.bindings import driver
+
+        limit = shared_limit(compute_capability())
+        if shared_bytes > limit:
+            raise ValueError(
+                f"tiles of {dispatcher.py_func.__name__} must fit {limit} bytes of shared memory "
+                f"on this GPU, got {shared_bytes}"
+            )
+        self.compiled = dispatcher.compile(signature)
+        self.function = self.compiled._codelibrary.get_cufunc()
+        attribute = driver.CUfunction_attribute
+        for name, value in (
+            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+            (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        ):
+            device = cuda.get_current_device().id
+            (status,) = driver.cuKernelSetAttribute(name, value, self.function.handle, device)
+            _check(int(status), "cuKernelSetAttribute")
+        self.handle = ctypes.c_void_p(int(self.function.handle))
+        self.threads, self.shared_bytes = threads, shared_bytes
+        self.layout = None
+        self.lock = threading.Lock()
+
+    def __call__(self, blocks: int, arguments: tuple, stream: int = 0) -> None:
+        """Launch on `blocks` blocks; does not wait for the GPU."""
+        if blocks == 0:
+            return
+        if blocks >= 1 << 31:
+            raise ValueError(f"a launch must have fewer than 2**31 blocks, got {blocks}")
+        formats, values = [], []
+        _flatten(arguments, formats, values)
+        with self.lock:
+            if self.layout is None:
+                self.layout = struct.Struct("<" + "".join(formats))
+                self.block = ctypes.create_string_buffer(self.layout.size)
+                start = ctypes.addressof(self.block)
+                slots = range(start, start + self.layout.size, 8)
+                self.pointers = (ctypes.c_void_p * len(slots))(*slots)
+            self.layout.pack_into(self.block, 0, *values)
+            status = _driver().cuLaunchKernel(
+                self.handle,
+                *(blocks, 1, 1),
+                *(self.threads, 1, 1),
+                self.shared_bytes,
+                ctypes.c_void_p(stream),
+                self.pointers,
+                None,
+            )
+        _check(status, "cuLaunchKernel")
+
+    def registers(self) -> int:
+        """Registers of a thread."""
+        return self.compiled.regs_per_thread
+
+    def local_bytes(self) -> int:
+        """Local memory of a thread (spills and arrays that are not in registers)."""
+        return self.compiled.local_mem_per_thread
+
+
+def _check(status: int, call: str) -> None:
+    if status != 0:
+        raise RuntimeError(f"{call} failed with CUDA error {status}")
+
+
+@lru_cache(maxsize=None)
+def _compiled(dispatcher, signature, threads, shared_bytes, device) -> CompiledKernel:
+    return CompiledKernel(dispatcher, signature, threads, shared_bytes)
+
+
+def launch(dispatcher, blocks, threads, shared_bytes, arguments, stream=0) -> CompiledKernel:
+    """Launch a kernel, compiled on first use.
+
+    Parameters
+    ----------
+    dispatcher : numba kernel
+    blocks, threads : int
+        Blocks of the grid (one axis) and threads of a block.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    arguments : tuple
+        DeviceArrays, ints, floats and nested tuples of them.
+    stream : int
+        Handle of a CUDA stream; 0 is the default stream.
+
+    Returns
+    -------
+    CompiledKernel
+    """
+    signature = tuple(argument_types(argument) for argument in arguments)
+    device = cuda.get_current_device().id
+    compiled = _compiled(dispatcher, signature, threads, shared_bytes, device)
+    compiled(blocks, arguments, stream)
+    return compiled
+
+
+def upload(values):
+    """Numbers, NumPy arrays and nested tuples as kernel arguments, arrays copied to the GPU.
+
+    Returns
+    -------
+    arguments, owners : tuple, list
+        `owners` keeps the copies alive.
+    """
+    owners = []
+
+    def one(value):
+        if isinstance(value, tuple | list):
+            return tuple(one(part) for part in value)
+        if isinstance(value, DeviceArray | np.uint64):
+            return value
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.float64:
+                value = value.astype(np.float32)
+            steps = tuple(0 if step == 0 else None for step in value.strides)
+            small = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
+            copy = cuda.to_device(np.ascontiguousarray(small))
+            owners.append(copy)
+            view = DeviceArray.of(copy)
+            kept = tuple(0 if z == 0 else s for z, s in zip(steps, view.strides, strict=True))
+            return DeviceArray(view.pointer, value.shape, kept, view.dtype)
+        if hasattr(value, "data_ptr") or hasattr(value, "__cuda_array_interface__"):
+            owners.append(value)
+            return DeviceArray.of(value)
+        if isinstance(value, bool | int | np.integer):
+            return int(value)
+        return float(value)
+
+    return one(values), owners
