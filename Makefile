@@ -4,11 +4,10 @@
 #   make bench | lint | format | clean
 
 EXTRAS ?=
-MIN_PYTHON := 3, 11
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14
+SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
-	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < ($(MIN_PYTHON)))' >/dev/null 2>&1 \
-	&& echo $$p && break; done)
+	$$p -c '$(SUITABLE)' >/dev/null 2>&1 && echo $$p && break; done)
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
@@ -42,7 +41,7 @@ clean:
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN_STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "flash_numba needs Python 3.11 or newer with the venv module: none of $(CANDIDATES) is; pass PYTHON=/path/to/python" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c '$(SUITABLE)' >/dev/null 2>&1 || { echo >&2 "flash_numba needs Python 3.11 or newer with its venv module, found $(or $(PYTHON),none among $(CANDIDATES)); pass PYTHON=/path/to/python"; exit 1; }
 	@echo "setting up .venv with $(PYTHON) (about a minute)"
 	@$(PYTHON) -m venv --clear .venv
 	@$(PIP) --editable .

@@ -14,7 +14,7 @@ see, or through a block list (`tiling.BlockMask`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from . import fn
 
@@ -68,7 +68,7 @@ class Mask:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def both(first: Callable, second: Callable) -> Callable:
     """The AND of two mask functions; its aux is the pair of theirs.
 
@@ -82,7 +82,7 @@ def both(first: Callable, second: Callable) -> Callable:
     return keep
 
 
-@lru_cache(maxsize=None)
+@cache
 def overlap(first: Callable | None, second: Callable | None) -> Callable | None:
     """The overlap of two key ranges (None = all keys); its aux is the pair of theirs."""
     if first is None and second is None:
@@ -208,8 +208,10 @@ class ScoreMod:
         Which entry of `aux` gets a gradient.
     aux_gradient : callable, optional
         ``aux_gradient(d_score, batch, head, q_idx, k_idx, aux, total)`` adds the gradient that
-        flows into ``aux[aux_index]`` to the array `total` (NumPy: index arrays are broadcast
-        against `d_score`, the gradient of the *outgoing* score).
+        flows into ``aux[aux_index]`` to the array `total`, which has length 1 where the tensor
+        has stride 0. Runs on arrays only: `d_score`, the gradient of the *outgoing* score, is
+        (rows, cols), `q_idx` (rows, 1), `k_idx` (1, cols); use ``np.add.at`` where several
+        positions share an element.
     """
 
     name: str
@@ -223,6 +225,16 @@ class ScoreMod:
         if not callable(self.apply):
             raise TypeError(
                 f"apply must be callable(score, batch, head, q_idx, k_idx, aux), got {self.apply!r}"
+            )
+        if (self.aux_index is None) != (self.aux_gradient is None):
+            raise ValueError(
+                f"score change {self.name!r}: aux_index and aux_gradient come together, "
+                f"got aux_index={self.aux_index!r} and aux_gradient={self.aux_gradient!r}"
+            )
+        if self.aux_index is not None and self.aux_index not in range(len(self.aux)):
+            raise ValueError(
+                f"score change {self.name!r}: aux_index must lie in 0..{len(self.aux) - 1} "
+                f"(entries of aux), got {self.aux_index!r}"
             )
 
 
@@ -275,7 +287,12 @@ def _bias(score, batch, head, q_idx, k_idx, aux):
 
 
 def _bias_gradient(d_score, batch, head, q_idx, k_idx, aux, total):
-    total[batch, head, q_idx, k_idx] += d_score
+    batches, heads, rows, cols = total.shape
+    if rows == 1:
+        d_score, q_idx = d_score.sum(axis=0, keepdims=True), 0
+    if cols == 1:
+        d_score, k_idx = d_score.sum(axis=1, keepdims=True), 0
+    total[batch if batches > 1 else 0, head if heads > 1 else 0, q_idx, k_idx] += d_score
 
 
 def bias(tensor) -> ScoreMod:

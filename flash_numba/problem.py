@@ -160,7 +160,7 @@ class Problem:
                 f"key_lengths must be whole numbers of shape ({self.batch},), "
                 f"got {lengths.dtype} of shape {lengths.shape}"
             )
-        if lengths.size and not (0 <= lengths.min() and lengths.max() <= self.seqlen_k):
+        if lengths.size and not (lengths.min() >= 0 and lengths.max() <= self.seqlen_k):
             raise ValueError(
                 f"key_lengths must lie in 0..{self.seqlen_k} (seqlen_k), got {lengths.tolist()}"
             )

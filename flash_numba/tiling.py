@@ -6,7 +6,7 @@ arrays of query tiles, a kernel compiles it and calls it on its own: one schedul
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ SKIPPED, PARTIAL, FULL = 0, 1, 2
 
 class KeyTiles(NamedTuple):
     """Key tiles of one query tile: visit [start, stop); those in [full_start, full_stop) need no
-    mask. ``start <= full_start <= full_stop <= stop`` always holds."""
+    mask. ``start <= full_start <= full_stop <= stop`` always holds.
+    """
 
     start: int
     full_start: int
@@ -29,7 +30,7 @@ class KeyTiles(NamedTuple):
     stop: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_key_tiles(key_range: Callable | None, exact: bool) -> Callable:
     """The function that gives a query tile's `KeyTiles` under a mask.
 

@@ -40,9 +40,10 @@ def pytest_make_collect_report(collector: pytest.Collector):
 
 def torch_is_required(report):
     """Turn a skip for want of torch into a failure where REQUIRE_TORCH=1."""
-    if os.environ.get("REQUIRE_TORCH") == "1" and report.skipped:
-        reason = str(report.longrepr)
-        if "torch" in reason and not hasattr(report, "wasxfail"):
+    required = os.environ.get("REQUIRE_TORCH") == "1"
+    if required and report.skipped and not hasattr(report, "wasxfail"):
+        _, _, reason = report.longrepr
+        if "torch" in reason:
             report.outcome = "failed"
             report.longrepr = f"REQUIRE_TORCH=1 allows no such skip: {reason}"
     return report

@@ -1,0 +1,197 @@
+"""Score changes and masks on a tile of S, and the way back through them.
+
+The reference calls these functions on the whole S of a head, the simulator on one tile: `q_idx` and
+`k_idx` are index arrays of shapes (rows, 1) and (1, cols), so the very functions of `masks` run on
+both. A user's function that works only on scalars is run element by element.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+import numpy as np
+
+from .masks import ScoreMod
+from .problem import Problem
+
+_warned: WeakSet[Callable] = WeakSet()
+
+
+def apply_scores(
+    problem: Problem,
+    batch: int,
+    head: int,
+    q_idx: np.ndarray,
+    k_idx: np.ndarray,
+    scores: np.ndarray,
+    *,
+    masked: bool = True,
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Change the scaled scores, then mask them.
+
+    Parameters
+    ----------
+    problem : Problem
+    batch, head : int
+        Sequence and query head.
+    q_idx, k_idx : int arrays of shapes (rows, 1) and (1, cols)
+        Positions within the sequence; no key at or beyond its own length.
+    scores : float array of shape (rows, cols)
+        ``softmax_scale * Q @ K.T``. It is left as it is.
+    masked : bool
+        False where no position is masked (a full tile): the masks are not evaluated.
+
+    Returns
+    -------
+    scores : array of shape (rows, cols), the dtype of `scores`
+        Changed, and -inf where attention is not allowed; `scores` itself if nothing applies.
+    chain : tuple of arrays of shape (rows, cols)
+        The score that came into each change, for `score_gradient`.
+    """
+    where = batch, head, q_idx, k_idx
+    chain = []
+    for mod in problem.score_mods:
+        chain.append(scores)
+        changed = evaluate(f"score_mod {mod.name!r}", mod.apply, scores, *where, aux=mod.aux)
+        scores = np.asarray(changed, scores.dtype)
+    mask = problem.visibility if masked else None
+    if mask is not None:
+        keep = evaluate(f"mask {mask.name!r}", mask.keep, *where, aux=mask.aux)
+        scores = np.where(keep, scores, scores.dtype.type(-np.inf))
+    return scores, tuple(chain)
+
+
+def score_gradient(
+    problem: Problem,
+    batch: int,
+    head: int,
+    q_idx: np.ndarray,
+    k_idx: np.ndarray,
+    d_scores: np.ndarray,
+    chain: Sequence[np.ndarray],
+    totals: Sequence[np.ndarray | None] | None = None,
+) -> np.ndarray:
+    """Carry the gradient of the changed scores back to the scaled scores (the chain rule).
+
+    Parameters
+    ----------
+    problem, batch, head, q_idx, k_idx
+        As for `apply_scores`.
+    d_scores : float array of shape (rows, cols)
+        P∘(dP - delta): zero where masked, and zero it stays, whatever a derivative says there.
+    chain : sequence of arrays
+        From `apply_scores`.
+    totals : sequence of arrays or None, optional
+        From `aux_totals`: the gradient of each change's tensor is added to its entry.
+
+    Raises
+    ------
+    ValueError
+        If a score change has no derivative.
+
+    Returns
+    -------
+    array of shape (rows, cols), the dtype of `d_scores`
+        `d_scores` itself if there is no score change.
+    """
+    where = batch, head, q_idx, k_idx
+    for number in reversed(range(len(problem.score_mods))):
+        mod = problem.score_mods[number]
+        derivative = derivative_of(mod)
+        if mod.aux_gradient is not None and totals is not None:
+            mod.aux_gradient(d_scores, *where, mod.aux, totals[number])
+        label = f"derivative of score_mod {mod.name!r}"
+        slope = evaluate(label, derivative, chain[number], *where, aux=mod.aux)
+        if np.ndim(slope) or slope != 1.0:
+            slope = np.where(d_scores == 0, 0, slope)
+            d_scores = np.asarray(d_scores * slope, d_scores.dtype)
+    return d_scores
+
+
+def derivative_of(mod: ScoreMod) -> Callable:
+    """The derivative of a score change, or a ValueError that names the change without one."""
+    if mod.derivative is None:
+        raise ValueError(
+            f"the backward pass needs the derivative of every score_mod: "
+            f"ScoreMod {mod.name!r} must have a callable derivative, got None"
+        )
+    return mod.derivative
+
+
+def check_differentiable(problem: Problem) -> None:
+    """Raise the ValueError of `derivative_of` before a backward pass computes anything."""
+    for mod in problem.score_mods:
+        derivative_of(mod)
+
+
+def aux_totals(problem: Problem, dtype=np.float64) -> list[np.ndarray | None]:
+    """Zeros to add the gradients of the score changes' tensors to.
+
+    Returns
+    -------
+    list of arrays or None, one for each of ``problem.score_mods``
+        Of the tensor's own shape: an axis of stride 0 (a broadcast one) has length 1. None for a
+        change none of whose tensors gets a gradient.
+    """
+    return [
+        None if mod.aux_index is None else np.zeros(_own_shape(mod.aux[mod.aux_index]), dtype)
+        for mod in problem.score_mods
+    ]
+
+
+def _own_shape(tensor: np.ndarray) -> tuple[int, ...]:
+    return tuple(
+        1 if stride == 0 and size > 1 else size
+        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+    )
+
+
+def evaluate(label: str, function: Callable, *operands, aux: tuple):
+    """``function(*operands, aux)`` on arrays, or element by element if it works only on scalars.
+
+    Parameters
+    ----------
+    label : str
+        What the one warning calls the function.
+    function : callable
+        A function of `masks.Mask` or `masks.ScoreMod`. Of a single element it is given scalars,
+        as in a kernel; its floating-point warnings are silent, as in a kernel.
+    *operands : arrays and numbers that broadcast
+        Handed over read-only, so that a function cannot change its caller's scores.
+    aux : tuple
+        Handed over as it is.
+
+    Returns
+    -------
+    array of the operands' broadcast shape, or the one number that the function returns for all
+    """
+    shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
+    size = np.prod(shape, dtype=np.int64)
+    if size == 0:
+        return np.zeros(shape, bool)
+    with np.errstate(all="ignore"):
+        if size > 1:
+            try:
+                result = function(*(_read_only(operand) for operand in operands), aux)
+                return result if np.ndim(result) == 0 else np.broadcast_to(result, shape)
+            except (TypeError, ValueError):
+                pass
+        columns = (array.ravel().tolist() for array in np.broadcast_arrays(*operands))
+        elements = [function(*element, aux) for element in zip(*columns, strict=True)]
+    if size > 1 and function not in _warned:
+        _warned.add(function)
+        warnings.warn(
+            f"{label} works only on scalars and is run element by element, which is right but "
+            "slow: write it with operators, & | ~ and flash_numba.fn instead of if, and, or, math",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return np.array(elements).reshape(shape)
+
+
+def _read_only(operand):
+    if not isinstance(operand, np.ndarray):
+        return operand
+    view = operand.view()
+    view.flags.writeable = False
+    return view

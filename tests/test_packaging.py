@@ -1,0 +1,237 @@
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+
+PLATFORMS = {
+    "linux": {"sys_platform": "linux", "platform_machine": "x86_64"},
+    "linux-arm": {"sys_platform": "linux", "platform_machine": "aarch64"},
+    "macos": {"sys_platform": "darwin", "platform_machine": "arm64"},
+    "macos-intel": {"sys_platform": "darwin", "platform_machine": "x86_64"},
+    "windows": {"sys_platform": "win32", "platform_machine": "AMD64"},
+    "windows-arm": {"sys_platform": "win32", "platform_machine": "ARM64"},
+}
+
+
+def required(lines: list[str], platform: str = "linux", python: str = "3.13") -> dict:
+    """Requirements by name that apply on a platform and Python."""
+    environment = {
+        **default_environment(),
+        **PLATFORMS[platform],
+        "python_version": python,
+        "platform_python_implementation": "CPython",
+        "extra": "",
+    }
+    requirements = [Requirement(line) for line in lines]
+    return {
+        canonicalize_name(one.name): one
+        for one in requirements
+        if one.marker is None or one.marker.evaluate(environment)
+    }
+
+
+def conda_requirements() -> dict:
+    lines = [line for line in CONDA if isinstance(line, str)]
+    (pip,) = (line["pip"] for line in CONDA if isinstance(line, dict))
+    lines += [line for line in pip if not line.startswith("-")]
+    return required(lines)
+
+
+def test_environment_yml_agrees_with_pyproject():
+    lines = PROJECT["dependencies"] + [
+        line for extra in ("tutorials", "safetensors", "dev") for line in EXTRAS[extra]
+    ]
+    here = {name: one.specifier for name, one in required(lines).items()}
+    there = {name: one.specifier for name, one in conda_requirements().items()}
+    python = there.pop("python")
+    del there["pip"]
+    assert there == here
+    low, high = PROJECT["requires-python"], "<3.15"
+    assert {str(part) for part in python} == {low, high}
+
+
+def test_pins_hold_off_the_known_bad_versions():
+    pins = required(PROJECT["dependencies"])
+    assert "2.4.6" in pins["numpy"].specifier
+    assert "2.5.0" not in pins["numpy"].specifier
+    assert "0.68.1" in pins["numba"].specifier
+    assert "0.69.0" not in pins["numba"].specifier
+    assert str(pins["numba-cuda"].specifier) == "==0.30.*"
+
+
+@pytest.mark.parametrize(
+    ("platform", "python", "expected"),
+    [
+        ("linux", "3.11", {"numba", "numba-cuda"}),
+        ("linux", "3.14", {"numba", "numba-cuda"}),
+        ("linux", "3.15", {"numba"}),
+        ("linux", "3.16", set()),
+        ("linux-arm", "3.13", {"numba", "numba-cuda"}),
+        ("macos", "3.13", {"numba"}),
+        ("macos-intel", "3.13", set()),
+        ("windows", "3.13", {"numba", "numba-cuda"}),
+        ("windows-arm", "3.13", set()),
+    ],
+)
+def test_what_each_platform_installs(platform, python, expected):
+    names = set(required(PROJECT["dependencies"], platform, python))
+    assert names & {"numba", "numba-cuda"} == expected
+    assert {"numpy", "ml-dtypes", "rich", "textual", "typer"} <= names
+
+
+def test_default_install_brings_no_cuda_toolkit():
+    assert not any(one.extras for one in required(PROJECT["dependencies"]).values())
+    try:
+        lines = importlib.metadata.requires("numba-cuda") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("numba-cuda is not installed here")
+    plain = [name for name in required(lines) if re.match("nvidia|cuda-toolkit", name)]
+    assert plain == []
+    assert {"cu12", "cu13"} <= set(
+        importlib.metadata.metadata("numba-cuda").get_all("Provides-Extra") or []
+    )
+
+
+def test_ci_holds_torch_to_one_release():
+    (line,) = (ROOT / ".ci" / "constraints.txt").read_text().split()
+    assert line == "torch==2.13.0"
+    assert "2.13.0" in required(EXTRAS["torch"])["torch"].specifier
+    assert "REQUIRE_TORCH=1" in (ROOT / ".ci" / "run").read_text()
+
+
+# Runs in a process of its own: refuses to import what argv names, then imports every module of the
+# packages it names, less those under the folders that need numba to exist.
+IMPORT_ALL = """
+import importlib, importlib.abc, pkgutil, sys
+
+blocked, packages, left_out = (argument.split(",") for argument in sys.argv[1:])
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Refuse())
+
+def import_tree(name):
+    if name in left_out or name.endswith("__main__"):
+        return
+    module = importlib.import_module(name)
+    print(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", []), name + "."):
+        import_tree(found.name)
+
+for package in packages:
+    import_tree(package)
+drivers = ("numba.cuda", "numba_cuda", "cuda.", "cupy", "torch")
+touched = sorted(name for name in sys.modules if name.startswith(drivers))
+assert not touched, f"imports loaded {touched}"
+"""
+NEED_NUMBA = "flash_numba.kernels,flash_numba.device,flash_numba.launch,flash_numba.interop"
+
+
+@pytest.mark.parametrize(
+    ("blocked", "package", "left_out"),
+    [
+        ("numba,numba_cuda", "flash_numba", NEED_NUMBA),
+        ("numba,numba_cuda", "simulator", "simulator.threads"),
+        ("numba_cuda,cuda", "simulator", "simulator.threads"),
+        ("none", "flash_numba", NEED_NUMBA),
+        ("none", "simulator", "simulator.threads"),
+    ],
+)
+def test_imports_need_no_numba_and_touch_no_gpu(blocked, package, left_out):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT_ALL, blocked, package, left_out],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert package in run.stdout.split()
+
+
+def imported(tree: ast.AST) -> list[tuple[str, ast.stmt]]:
+    """Dotted names that a syntax tree imports, relative ones with their dots, and the statement."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [(alias.name, node) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names += [(f"{base}.{alias.name}", node) for alias in node.names]
+    return names
+
+
+def offences(folder: Path, forbidden: str, allowed_inside_functions_of: Path | None = None) -> list:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inside_functions = {
+            statement
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+            for statement in ast.walk(function)
+        }
+        for name, statement in imported(tree):
+            permitted = path == allowed_inside_functions_of and statement in inside_functions
+            if re.match(forbidden, name) and not permitted:
+                found.append(f"{path.relative_to(ROOT)}:{statement.lineno} imports {name}")
+    return found
+
+
+def test_flash_numba_imports_nothing_from_simulator():
+    package = ROOT / "flash_numba"
+    assert offences(package, r"simulator(\.|$)", package / "attention.py") == []
+
+
+def test_simulator_imports_kernels_in_threads_only():
+    kernels = r"flash_numba\.(kernels|device|launch)(\.|$)"
+    outside = [
+        line
+        for line in offences(ROOT / "simulator", kernels)
+        if not line.startswith("simulator/threads")
+    ]
+    assert outside == []
+
+
+def test_the_import_check_sees_what_it_should(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "attention.py").write_text("import simulator.cli\ndef f():\n    import simulator\n")
+    (tmp_path / "other.py").write_text("def f():\n    from simulator import memory\n")
+    assert offences(tmp_path, r"simulator(\.|$)", tmp_path / "attention.py") == [
+        "attention.py:1 imports simulator.cli",
+        "other.py:2 imports simulator.memory",
+    ]
+
+
+def test_wheel_ships_the_data_and_both_packages(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    subprocess.run([*build, "--directory", tmp_path], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "flash_numba/__init__.py",
+        "flash_numba/py.typed",
+        "simulator/py.typed",
+        "simulator/data/minilm_layer.npz",
+        "simulator/data/README.md",
+    } <= names
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"flash_numba", "simulator"}
