@@ -84,10 +84,11 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
         Shape of a thread's part of the scores.
     """
     change = chain(changes)
+    changed = len(changes) > 0
 
     @room
     def change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
-        if changes == ():
+        if not changed:
             return
         for i in range(tile_rows):
             unroll_full()

@@ -12,9 +12,10 @@ from ..problem import Problem
 
 @lru_cache(maxsize=16)
 def _uploaded(problem: Problem):
-    mask = problem.visibility
+    mask, ranges = problem.visibility, problem.range_mask
     values = (
         mask.aux if mask else (),
+        ranges.aux if ranges else (),
         chain_aux(mod.aux for mod in problem.score_mods),
         () if problem.key_lengths is None else (problem.key_lengths,),
         () if problem.block_mask is None else (_kinds(problem),),
@@ -41,7 +42,7 @@ def _dropout_numbers(problem: Problem) -> tuple:
 
 
 def extra_arguments(problem: Problem, tile_m: int, tile_n: int) -> tuple:
-    """``(mask_aux, score_aux, lengths, listed, dropout)`` of a problem, in GPU memory.
+    """``(mask_aux, range_aux, score_aux, lengths, listed, dropout)`` of a problem, in GPU memory.
 
     Uploaded once a problem. With a block mask the tiles must be the list's own.
     """

@@ -44,7 +44,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     Returns
     -------
     kernel
-        ``flash2_forward(Q, K, V, O, LSE, scale, mask_aux, score_aux, lengths, listed, dropout)``:
+        ``flash2_forward(Q, K, V, O, LSE, scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``:
         Q, K, V, O of shape (batch, seqlen, heads, columns) in global memory with any strides, LSE
         (batch, num_heads, seqlen_q) float32 in natural units, `scale` from
         `device.scores.scale_of_scores`.
@@ -84,7 +84,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
 
     @kernel(threads, tiles.blocks_per_sm)
     def flash2_forward(
-        Q, K, V, O, LSE, scale, mask_aux, score_aux, lengths, listed, dropout
+        Q, K, V, O, LSE, scale, mask_aux, range_aux, score_aux, lengths, listed, dropout
     ):
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
@@ -93,7 +93,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
         batch_head, m_block = block_of(Q.shape[0] * num_heads, (seqlen_q + tile_m - 1) // tile_m)
         batch, head = batch_head // num_heads, batch_head % num_heads
         seqlen_k = keys_of(batch, K.shape[1], lengths)
-        visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, mask_aux)
+        visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         kv_head = head // (num_heads // K.shape[2])
         gQ, gO = Q[batch, :, head], O[batch, :, head]
         gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]

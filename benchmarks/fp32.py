@@ -1,0 +1,118 @@
+"""Measure the fp32 rungs against torch's fp32 attention in the same run, results checked first.
+
+    python benchmarks/fp32.py results.json [--quick]
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from common import HIDDEN, TOKENS, flops, milliseconds, write
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flash_numba.kernels import flash2
+from flash_numba.problem import Problem
+
+
+def inputs(seqlen, head_dim):
+    """q, k, v, dO of shape (batch, seqlen, heads, head_dim)."""
+    shape = (TOKENS // seqlen, seqlen, HIDDEN // head_dim, head_dim)
+    return [torch.randn(shape, device="cuda") for _ in range(4)]
+
+
+def torch_backend(backend, q, k, v, causal):
+    """torch's attention with one backend; arguments and result (batch, seqlen, heads, head_dim)."""
+    with sdpa_kernel(backend):
+        out = F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal
+        )
+    return out.transpose(1, 2)
+
+
+def row(direction, seqlen, head_dim, causal):
+    """Time one cell: our kernel and its peers."""
+    q, k, v, dout = inputs(seqlen, head_dim)
+    batch, _, heads, _ = q.shape
+    problem = Problem(seqlen, seqlen, head_dim, batch=batch, num_heads=heads, causal=causal)
+    out = torch.full_like(q, torch.nan)
+    lse = torch.full((batch, heads, seqlen), torch.nan, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    flash2.forward(problem, q, k, v, out, lse, stream)
+    peer = torch_backend(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal)
+    error = (out - peer).abs().max().item()
+    assert error < 1e-4, f"flash2 differs from torch by {error}"
+    if direction == "forward":
+        calls = {
+            "flash2": lambda: flash2.forward(problem, q, k, v, out, lse, stream),
+            "torch_efficient": lambda: torch_backend(
+                SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal
+            ),
+        }
+    else:
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        graph = torch_backend(SDPBackend.EFFICIENT_ATTENTION, *leaves, causal)
+        calls = {
+            "torch_efficient": lambda: torch.autograd.grad(graph, leaves, dout, retain_graph=True)
+        }
+        if hasattr(flash2, "backward"):
+            grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+            workspace = torch.empty_like(lse)
+
+            def backward():
+                flash2.backward(problem, q, k, v, out, lse, dout, *grads, workspace, stream)
+
+            backward()
+            wanted = calls["torch_efficient"]()
+            for got, want in zip(grads, wanted, strict=True):
+                scale = want.abs().max().item()
+                error = (got - want).abs().max().item()
+                assert error < 1e-4 * max(scale, 1), f"flash2 gradient differs by {error}"
+            calls["flash2"] = backward
+    times = milliseconds(calls)
+    work = flops(direction, batch, heads, seqlen, head_dim, causal)
+    ms = times.pop("flash2", None)
+    return {
+        "rung": "flash2",
+        "direction": direction,
+        "dtype": "fp32",
+        "head_dim": head_dim,
+        "seqlen": seqlen,
+        "causal": causal,
+        "batch": batch,
+        "heads": heads,
+        "ms": ms,
+        "tflops": work / ms / 1e9 if ms else None,
+        "peers": times,
+        "peer_tflops": {name: work / t / 1e9 for name, t in times.items()},
+    }
+
+
+def main():
+    """Measure every cell, print it, write all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path")
+    parser.add_argument("--seqlens", type=int, nargs="*", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--directions", nargs="*", default=["forward", "backward"])
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    rows = []
+    for direction in options.directions:
+        for head_dim in (64, 128):
+            for seqlen in options.seqlens:
+                for causal in (False, True):
+                    found = row(direction, seqlen, head_dim, causal)
+                    rows.append(found)
+                    peer = found["peers"]["torch_efficient"]
+                    ratio = peer / found["ms"] if found["ms"] else 0
+                    print(
+                        f"{direction:8} D={head_dim:3} N={seqlen:5} causal={causal!s:5} "
+                        f"{found['tflops'] or 0:6.2f} TFLOP/s, torch "
+                        f"{found['peer_tflops']['torch_efficient']:6.2f}, ratio {ratio:.3f}",
+                        flush=True,
+                    )
+    write(options.path, rows)
+
+
+if __name__ == "__main__":
+    main()
