@@ -9,7 +9,7 @@ import ctypes
 import struct
 import sys
 import threading
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +122,7 @@ def _flatten(argument, formats: list, values: list) -> None:
             _flatten(part, formats, values)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _driver():
     """The driver's own library."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -224,7 +224,7 @@ def _check(status: int, call: str) -> None:
         raise RuntimeError(f"{call} failed with CUDA error {status}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(dispatcher, signature, threads, shared_bytes, device) -> CompiledKernel:
     return CompiledKernel(dispatcher, signature, threads, shared_bytes)
 
@@ -288,3 +288,12 @@ def upload(values):
         return float(value)
 
     return one(values), owners
+
+
+def fill_zero(pointer: int, size: int, stream: int = 0) -> None:
+    """Set `size` bytes of GPU memory to zero, in the order of `stream`."""
+    if size:
+        status = _driver().cuMemsetD8Async_v2(
+            ctypes.c_uint64(pointer), ctypes.c_ubyte(0), ctypes.c_size_t(size), ctypes.c_void_p(stream)
+        )
+        _check(status, "cuMemsetD8Async")

@@ -8,7 +8,7 @@ read them:
 - *transposed* ``(depth, rows)``: lanes read neighbouring rows of one column.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from .elements import element
 from .numba_cuda import cuda, room, types
@@ -19,7 +19,7 @@ LANES = 8
 """Threads that copy one row together: 8 chunks of 16 bytes are a whole 128-byte line."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_read4(dtype: str, columns: int, vectors: bool):
     """Room ``read4(gX, row, column, row_stop)``: four neighbours as float32, 0 outside.
 
@@ -67,7 +67,7 @@ def make_read4(dtype: str, columns: int, vectors: bool):
     return read4_at_once if vectors else read4_one_by_one
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_load_rows(
     dtype: str,
     columns: int,
@@ -138,7 +138,7 @@ def make_load_rows(
     return load_rows_async if asynchronous else load_rows
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_wait_for_copies(asynchronous: bool):
     """Room ``wait_for_copies()``: this thread's copies are done. A barrier must follow."""
 
@@ -150,7 +150,7 @@ def make_wait_for_copies(asynchronous: bool):
     return wait_for_copies
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_load_transposed(
     dtype: str, columns: int, depth: int, rows: int, threads: int, vectors: bool
 ):
@@ -179,7 +179,7 @@ def make_load_transposed(
     return load_transposed
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_store_rows(dtype: str, columns: int, tile_rows: int, tile_columns: int, spread: int, vectors: bool):
     """Room ``store_rows(gX, rX, first_row, row_stop, lane, rFactor)``: a thread's part of a tile.
 
@@ -226,3 +226,20 @@ def make_store_rows(dtype: str, columns: int, tile_rows: int, tile_columns: int,
                     write4(gX, first_row + i, 4 * lane + spread * c, four)
 
     return store_rows
+
+
+@cache
+def make_read_vector(tile_columns: int):
+    """Room ``read_vector(rX, gX, first, stop, outside)``: neighbours of a float32 vector.
+
+    ``rX[j] = gX[first + j]``, or `outside` from `stop` on.
+    """
+
+    @room
+    def read_vector(rX, gX, first, stop, outside):
+        for j in range(tile_columns):
+            unroll_full()
+            x = gX[min(first + j, stop - 1)]
+            rX[j] = x if first + j < stop else outside
+
+    return read_vector

@@ -4,7 +4,7 @@ Numba's own 16-bit floats go through slow shims, so the kernels hold such arrays
 compute in fp32.
 """
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from . import numba_cuda
@@ -64,7 +64,7 @@ _ELEMENTS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def element(dtype: str) -> Element:
     """The `Element` of a name in `problem.DTYPES`.
 

@@ -6,7 +6,7 @@ the pieces are compiled, then the maker is called on them again.
 """
 
 import math
-from functools import lru_cache
+from functools import cache
 
 from .. import fn
 from .numba_cuda import overload, room
@@ -47,7 +47,7 @@ def _maximum(x, y):
     return lambda x, y: max(x, y)
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_function(function):
     """`function` compiled for kernels; None stays None."""
     if function is None:
@@ -59,7 +59,7 @@ def device_function(function):
     return room(maker(*(device_function(piece) for piece in pieces)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def chain(functions: tuple):
     """Score changes one after the other, as one device function; its aux nests in pairs.
 
@@ -82,7 +82,7 @@ def chain(functions: tuple):
     return change
 
 
-@lru_cache(maxsize=None)
+@cache
 def chain_derivative(functions: tuple, derivatives: tuple):
     """Derivative of `chain` at the incoming score: the product of the links' derivatives."""
     if not functions:

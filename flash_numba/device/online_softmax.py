@@ -7,7 +7,7 @@ normalizer calculation for softmax", 2018.
 """
 
 import math
-from functools import lru_cache
+from functools import cache
 
 from .numba_cuda import cuda, room, types
 from .ptx import exp2, larger, log2
@@ -24,7 +24,7 @@ again. 0 is the paper's rule.
 """
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_over_lanes(lanes: int):
     """Rooms ``largest(x)`` and ``total(x)`` over the lanes that share a row (see `products`)."""
 
@@ -49,7 +49,7 @@ def make_over_lanes(lanes: int):
     return largest, total
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_online_softmax(
     tile_rows: int,
     tile_columns: int,

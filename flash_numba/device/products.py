@@ -9,14 +9,14 @@ share an operand, which the register file then need not deliver again (the tile 
 fro, like an ox ploughs a field).
 """
 
-from functools import lru_cache
+from functools import cache
 
 from .numba_cuda import cuda, room, types
-from .ptx import load4
+from .ptx import load4, store4
 from .unroll import unroll_4, unroll_full, unroll_none
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_place(lanes: int):
     """Room ``place(tid) -> (row group, lane)`` for `lanes` column lanes (8 or 16)."""
 
@@ -27,7 +27,7 @@ def make_place(lanes: int):
     return place
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_read_column(tile_rows: int):
     """Room ``read_column(rA, sA, i, j)``: ``rA[:] = sA[i, j:j + tile_rows]``, a multiple of 4."""
 
@@ -40,8 +40,28 @@ def make_read_column(tile_rows: int):
     return read_column
 
 
-@lru_cache(maxsize=None)
-def make_multiply_transposed(tile_rows: int, tile_columns: int, depth: int):
+@cache
+def make_read_row(tile_columns: int, depth: int, lanes: int, grouped: bool):
+    """Room ``read_row(rB, sB, lane, j, d)``: four neighbours of B's row of the lane's column j.
+
+    Column j of a lane is row ``lane * tile_columns + j`` of B, in grouped rows, if `grouped`, else
+    row ``lane + lanes * j`` of a plain 2-D `sB` (whose padding keeps the lanes' banks apart).
+    """
+
+    @room
+    def read_row(rB, sB, lane, j, d):
+        if grouped:
+            rB[j, 0], rB[j, 1], rB[j, 2], rB[j, 3] = load4(sB, (lane, j * depth + d))
+        else:
+            rB[j, 0], rB[j, 1], rB[j, 2], rB[j, 3] = load4(sB, (lane + lanes * j, d))
+
+    return read_row
+
+
+@cache
+def make_multiply_transposed(
+    tile_rows: int, tile_columns: int, depth: int, lanes: int = 0, grouped: bool = True
+):
     """Room ``multiply_transposed(rC, sA, sB, row_group, lane)``: ``C = A @ B.T``.
 
     Parameters
@@ -53,9 +73,10 @@ def make_multiply_transposed(tile_rows: int, tile_columns: int, depth: int):
 
     Notes
     -----
-    `sA` is transposed ``(depth, rows)``, `sB` in grouped rows, one group a lane (see `copies`).
+    `sA` is transposed ``(depth, rows)``; `lanes` and `grouped` tell `make_read_row` how `sB` lies.
     """
     read_column = make_read_column(tile_rows)
+    read_row = make_read_row(tile_columns, depth, lanes, grouped)
 
     @room
     def multiply_transposed(rC, sA, sB, row_group, lane):
@@ -71,7 +92,7 @@ def make_multiply_transposed(tile_rows: int, tile_columns: int, depth: int):
             unroll_4()
             for j in range(tile_columns):
                 unroll_full()
-                rB[j, 0], rB[j, 1], rB[j, 2], rB[j, 3] = load4(sB, (lane, j * depth + d))
+                read_row(rB, sB, lane, j, d)
             for e in range(4):
                 unroll_full()
                 read_column(rA, sA, d + e, row_group * tile_rows)
@@ -86,9 +107,9 @@ def make_multiply_transposed(tile_rows: int, tile_columns: int, depth: int):
     return multiply_transposed
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_multiply_add(tile_rows: int, tile_columns: int, lanes: int, group: int, depth: int):
-    """Room ``multiply_add(rC, sA, sB, row_group, lane)``: ``C += A @ B``.
+    """Room ``multiply_add(rC, sA, sB, rows, row_group, lane)``: ``C += A @ B``.
 
     Parameters
     ----------
@@ -130,13 +151,12 @@ def make_multiply_add(tile_rows: int, tile_columns: int, lanes: int, group: int,
     return multiply_add
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_share(tile_rows: int, tile_columns: int):
     """Room ``share(sP, rP, rows, row_group, lane)``: a thread's tile where `multiply_add` reads it.
 
     Only lanes of the own warp read it: ``cuda.syncwarp()`` before and after is enough.
     """
-    from .ptx import store4
 
     @room
     def share(sP, rP, rows, row_group, lane):
@@ -148,3 +168,25 @@ def make_share(tile_rows: int, tile_columns: int):
                 store4(sP, (lane, j * rows + row_group * tile_rows + i), four)
 
     return share
+
+
+@cache
+def make_share_rows(tile_rows: int, tile_columns: int):
+    """Room ``share_rows(sP, rP, row_group, lane)``: the tile row by row, as `sA` of a product.
+
+    Element (i, j) goes to ``sP[row_group * tile_rows + i, lane * tile_columns + j]``.
+    """
+
+    @room
+    def share_rows(sP, rP, row_group, lane):
+        for i in range(tile_rows):
+            unroll_full()
+            row, column = row_group * tile_rows + i, lane * tile_columns
+            if tile_columns == 4:
+                store4(sP, (row, column), (rP[i, 0], rP[i, 1], rP[i, 2], rP[i, 3]))
+            else:
+                for j in range(tile_columns):
+                    unroll_full()
+                    sP[row, column + j] = rP[i, j]
+
+    return share_rows

@@ -270,3 +270,49 @@ def shared_tile(typingctx, memory, start, shape):
         return tile._getvalue()
 
     return result(memory, start, shape), codegen
+
+
+def _element(context, builder, array, args, index):
+    """64-bit address of an element of an array in global memory."""
+    pointer = _pointer(context, builder, array, args[0], index, args[1])
+    origin = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, GLOBAL))
+    return builder.ptrtoint(origin, I64)
+
+
+@emulated_by(lambda array, index: array[index])
+def load_uncached(typingctx, array, index):
+    """``ld.global.cg.f32`` (9.7.9.1): an element from L2, which other blocks may have written."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        text = "ld.global.cg.f32 $0, [$1];"
+        return _assembly(builder, text, "=f,l,~{memory}", [address], F32, side_effect=True)
+
+    return types.float32(array, index), codegen
+
+
+@emulated_by(lambda array, index: int(array[index]))
+def load_acquire(typingctx, array, index):
+    """``ld.acquire.gpu.global.s32`` (9.7.9.8): what the writer wrote before is visible after it."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        text = "ld.acquire.gpu.global.s32 $0, [$1];"
+        return _assembly(builder, text, "=r,l,~{memory}", [address], I32, side_effect=True)
+
+    return types.int32(array, index), codegen
+
+
+@emulated_by(lambda array, index, value: array.__setitem__(index, value))
+def store_release(typingctx, array, index, value):
+    """``st.release.gpu.global.s32`` (9.7.9.11): all writes before it are visible with it."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        number = context.cast(builder, args[2], value, types.int32)
+        text = "st.release.gpu.global.s32 [$0], $1;"
+        operands = [address, number]
+        _assembly(builder, text, "l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), codegen

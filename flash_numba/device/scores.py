@@ -5,7 +5,7 @@ in the kernel that owns a key tile, the other way round.
 """
 
 import math
-from functools import lru_cache
+from functools import cache
 
 from .functions import chain, chain_derivative, device_function
 from .numba_cuda import room, types
@@ -14,7 +14,7 @@ from .unroll import unroll_full
 LOG2_E = math.log2(math.e)
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_position(rows_are_keys: bool):
     """Room ``position(first_q, first_k, i, j) -> (q_idx, k_idx)`` of element (i, j) of a tile."""
 
@@ -27,7 +27,7 @@ def make_position(rows_are_keys: bool):
     return position
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: bool = False):
     """Room ``mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
@@ -69,7 +69,7 @@ def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: boo
     return mask_scores
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
     """Room ``change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
@@ -99,6 +99,39 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
                 rS[i, j] = types.float32(score) * types.float32(LOG2_E)
 
     return change_scores
+
+
+@cache
+def make_change_scores_backward(
+    changes: tuple, derivatives: tuple, tile_rows: int, tile_columns: int
+):
+    """Room ``change_scores_backward(rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
+
+    For a tile whose rows are keys: `rS` as `make_change_scores` does it, and `rG` times the
+    derivative of the changes at the incoming score.
+    """
+    change = chain(changes)
+    derivative = chain_derivative(changes, derivatives)
+    changed = len(changes) > 0
+    position = make_position(True)
+
+    @room
+    def change_scores_backward(
+        rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux
+    ):
+        if changed:
+            for i in range(tile_rows):
+                unroll_full()
+                for j in range(tile_columns):
+                    unroll_full()
+                    q_idx, k_idx = position(first_q, first_k, i, j)
+                    q_idx, k_idx = min(q_idx, seqlen_q - 1), min(k_idx, seqlen_k - 1)
+                    slope = derivative(rS[i, j], batch, head, q_idx, k_idx, aux)
+                    score = change(rS[i, j], batch, head, q_idx, k_idx, aux)
+                    rG[i, j] *= types.float32(slope)
+                    rS[i, j] = types.float32(score) * types.float32(LOG2_E)
+
+    return change_scores_backward
 
 
 def scale_of_scores(softmax_scale: float, changes: tuple) -> float:

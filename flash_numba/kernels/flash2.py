@@ -9,7 +9,7 @@ Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partit
 Algorithm 1.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from ..device.copies import (
     make_load_rows,
@@ -37,7 +37,7 @@ from .arguments import extra_arguments
 from .spec import ForwardTiles, Spec, forward_tiles
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_forward(spec: Spec, tiles: ForwardTiles):
     """The forward kernel of one specialisation.
 

@@ -113,6 +113,62 @@ class ForwardTiles(NamedTuple):
         return 4 * (self.offsets[-1] + self.lanes * (self.thread_n * self.tile_m + 4))
 
 
+class BackwardTiles(NamedTuple):
+    """Tile sizes of flash2's backward kernel and how threads share them; rows are keys.
+
+    Attributes
+    ----------
+    depth, depth_v : int
+        head_dim and head_dim_v padded to multiples of ``4 * lanes`` and of 32.
+    thread_n, thread_m : int
+        Keys (a multiple of 4) and queries of a thread's part of the scores.
+    lanes : int
+        Threads side by side along the queries.
+    q_lanes : int
+        Threads side by side along the columns of dQ.
+    threads, blocks_per_sm, asynchronous
+        As in `ForwardTiles`.
+    """
+
+    depth: int
+    depth_v: int
+    thread_n: int = 8
+    thread_m: int = 4
+    lanes: int = 8
+    q_lanes: int = 16
+    threads: int = 128
+    blocks_per_sm: int = 2
+    asynchronous: bool = True
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a tile."""
+        return self.threads // self.lanes * self.thread_n
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows of a tile."""
+        return self.lanes * self.thread_m
+
+    @property
+    def q_rows(self) -> int:
+        """Query rows of a thread's part of dQ, a multiple of 4."""
+        return self.tile_m * self.q_lanes // self.threads
+
+    @property
+    def offsets(self) -> tuple[int, int, int, int]:
+        """Where sV, sQ, sdO and sP begin, in floats; sK begins at 0."""
+        v_at = self.depth * (self.tile_n + 4)
+        q_at = v_at + self.depth_v * self.tile_n
+        do_at = q_at + self.lanes * (self.thread_m * self.depth + 4)
+        return v_at, q_at, do_at, do_at + self.lanes * (self.thread_m * self.depth_v + 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return 4 * (self.offsets[-1] + self.lanes * (self.thread_m * self.tile_n + 4))
+
+
 def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> ForwardTiles:
     """The tiles of flash2's forward kernel on a GPU with `shared_bytes` a block.
 
@@ -151,3 +207,41 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Forward
 def padded(size: int, step: int) -> int:
     """`size` rounded up to a multiple of `step`."""
     return -(-size // step) * step
+
+
+def backward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> BackwardTiles:
+    """The tiles of flash2's backward kernel on a GPU with `shared_bytes` a block.
+
+    Raises
+    ------
+    ValueError
+        If a head dimension is above 256.
+    """
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if widest > 256:
+        raise ValueError(
+            f"head_dim and head_dim_v must be at most 256, "
+            f"got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    asynchronous = cc >= (8, 0) and spec.dtype == "fp32" and spec.vectors
+    if widest <= 64:
+        choices = [(8, 4, 8, 16, 128, 2), (4, 4, 8, 8, 64, 2)]
+    elif widest <= 128:
+        choices = [(8, 4, 16, 16, 256, 1), (4, 4, 8, 16, 128, 1), (4, 2, 16, 16, 128, 1)]
+        choices += [(4, 2, 8, 16, 64, 1)]
+    else:
+        choices = [(4, 2, 16, 32, 256, 1), (4, 2, 16, 16, 128, 1)]
+        choices += [(4, 1, 16, 16, 64, 1), (4, 1, 16, 8, 32, 1)]
+    for thread_n, thread_m, lanes, q_lanes, threads, blocks in choices:
+        step = max(32, 4 * lanes)
+        depth, depth_v = padded(spec.head_dim, step), padded(spec.head_dim_v, step)
+        tiles = BackwardTiles(
+            depth, depth_v, thread_n, thread_m, lanes, q_lanes, threads, blocks, asynchronous
+        )
+        # 16 bytes more: the ticket.
+        if tiles.shared_bytes + 16 <= shared_bytes:
+            return tiles
+    raise ValueError(
+        f"head_dim={spec.head_dim} and head_dim_v={spec.head_dim_v} need "
+        f"{tiles.shared_bytes + 16} bytes of shared memory a block, this GPU has {shared_bytes}"
+    )
