@@ -293,7 +293,10 @@ def upload(values):
 def fill_zero(pointer: int, size: int, stream: int = 0) -> None:
     """Set `size` bytes of GPU memory to zero, in the order of `stream`."""
     if size:
-        status = _driver().cuMemsetD8Async_v2(
-            ctypes.c_uint64(pointer), ctypes.c_ubyte(0), ctypes.c_size_t(size), ctypes.c_void_p(stream)
+        status = _driver().cuMemsetD8Async(
+            ctypes.c_uint64(pointer),
+            ctypes.c_ubyte(0),
+            ctypes.c_size_t(size),
+            ctypes.c_void_p(stream),
         )
         _check(status, "cuMemsetD8Async")

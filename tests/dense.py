@@ -52,7 +52,7 @@ def _torch_function(name):
     ]
 
 
-def attention(problem, q, k, v, dout=None):
+def attention(problem, q, k, v, dout=None, dlse=None):
     """O, LSE and, given dO, the gradients: float64 tensors of the inputs' shapes."""
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
     scores = weights(problem, q, k)
@@ -67,5 +67,8 @@ def attention(problem, q, k, v, dout=None):
     out = torch.einsum("bhij,bjhd->bihd", p, v[:, :, kv])
     found = SimpleNamespace(out=out.detach(), lse=lse.detach())
     if dout is not None:
-        found.dq, found.dk, found.dv = torch.autograd.grad(out, (q, k, v), dout.double())
+        total = (out * dout.double()).sum()
+        if dlse is not None:
+            total = total + (torch.where(lse == -torch.inf, 0.0, lse) * dlse.double()).sum()
+        found.dq, found.dk, found.dv = torch.autograd.grad(total, (q, k, v))
     return found

@@ -9,6 +9,8 @@ from flash_numba import masks, tiling
 from flash_numba.problem import Problem
 
 torch = pytest.importorskip("torch")
+from dense import attention  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -114,8 +116,6 @@ def tolerance(problem, truth, q, k):
 
 
 def check(problem, q, k, v):
-    from dense import attention
-
     out, lse = forward(problem, q, k, v)
     want = attention(problem, q, k, v)
     assert not out.isnan().any()
@@ -127,15 +127,57 @@ def check(problem, q, k, v):
         assert (lse.double() - want.lse)[seen].abs().max() <= tolerance(problem, want.lse, q, k)
 
 
+def backward(problem, q, k, v, dout, dlse=None):
+    from flash_numba.kernels import flash2_backward
+
+    out, lse = forward(problem, q, k, v)
+    grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    size = sum(flash2_backward.workspace(problem))
+    memory = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+    flash2_backward.backward(
+        problem, q, k, v, out, lse, dout, *grads, memory, dlse,
+        torch.cuda.current_stream().cuda_stream,
+    )  # fmt: skip
+    return grads
+
+
+def check_gradients(problem, q, k, v, dout, dlse=None):
+    """dV sums P∘dO over the queries, dQ and dK sum dS; each term carries the error of P."""
+    grads = backward(problem, q, k, v, dout, dlse)
+    want = attention(problem, q, k, v, dout, dlse)
+    for name, got, exact in zip("qkv", grads, (want.dq, want.dk, want.dv), strict=True):
+        assert not got.isnan().any(), f"d{name} has NaN"
+        if got.numel():
+            error = float((got.double() - exact).abs().max())
+            limit = gradient_tolerance(problem, exact, q, k)
+            assert error <= limit, f"d{name}: error {error} over {limit}"
+
+
+def gradient_tolerance(problem, exact, q, k):
+    relative = 8 * tolerance(problem, exact[:0], q, k) + 4 * UNIT[problem.dtype]
+    return relative * max(1.0, float(exact.abs().max()))
+
+
 @pytest.mark.parametrize("case", list(cases()), ids=name)
 def test_forward(case):
     check(*make(case)[:4])
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=name)
+def test_backward(case):
+    check_gradients(*make(case))
 
 
 @pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
 @pytest.mark.parametrize(("n", "m"), [(113, 203), (257, 130)])
 def test_forward_with_changes(change, n, m):
     check(*make((2, 4, 2, n, m, 64, 64, "fp32", change(2, 4, n, m)))[:4])
+
+
+@pytest.mark.parametrize("change", changes()[:-1], ids=lambda change: change.__name__)
+@pytest.mark.parametrize(("n", "m"), [(113, 203), (257, 130)])
+def test_backward_with_changes(change, n, m):
+    check_gradients(*make((2, 4, 2, n, m, 64, 64, "fp32", change(2, 4, n, m))))
 
 
 def test_forward_any_strides():
@@ -147,9 +189,29 @@ def test_forward_any_strides():
     check(problem, q, k, v[:, :1].expand(-1, 150, -1, -1))
 
 
-def test_forward_many_heads():
-    problem, q, k, v, _ = make((70000, 1, 1, 3, 5, 8, 8, "fp32", {"causal": True}))
+def test_backward_any_strides():
+    problem, q, k, v, dout = make((2, 3, 3, 130, 150, 64, 64, "fp32", {"causal": True}))
+    check_gradients(problem, q, k, v, dout[:, :1, :1, :1].expand_as(dout))
+    check_gradients(problem, q, k.transpose(1, 3).contiguous().transpose(1, 3), v, dout)
+
+
+def test_backward_with_gradient_of_lse():
+    problem, q, k, v, dout = make((2, 4, 2, 113, 150, 64, 64, "fp32", {"window": (30, 0)}))
+    check_gradients(problem, q, k, v, dout, torch.randn(2, 4, 113, device="cuda"))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_backward_repeats_bit_for_bit(causal):
+    problem, *tensors = make((1, 2, 1, 1500, 1500, 64, 64, "fp32", {"causal": causal}))
+    first = backward(problem, *tensors)
+    for _ in range(29):
+        assert all(map(torch.equal, first, backward(problem, *tensors)))
+
+
+def test_many_heads():
+    problem, q, k, v, dout = make((70000, 1, 1, 3, 5, 8, 8, "fp32", {"causal": True}))
     check(problem, q, k, v)
+    check_gradients(problem, q, k, v, dout)
 
 
 def test_forward_growing_scores():

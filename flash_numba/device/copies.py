@@ -180,7 +180,9 @@ def make_load_transposed(
 
 
 @cache
-def make_store_rows(dtype: str, columns: int, tile_rows: int, tile_columns: int, spread: int, vectors: bool):
+def make_store_rows(
+    dtype: str, columns: int, tile_rows: int, tile_columns: int, spread: int, vectors: bool
+):
     """Room ``store_rows(gX, rX, first_row, row_stop, lane, rFactor)``: a thread's part of a tile.
 
     Parameters

@@ -131,6 +131,8 @@ def make_online_softmax(
             unroll_full()
             z = total(row_sum[i])
             rFactor[i] = types.float32(1) / z if z != 0 else types.float32(0)
-            rLse[i] = (row_max[i] + log2(z)) * types.float32(LN_2) if z != 0 else types.float32(-math.inf)
+            rLse[i] = (
+                (row_max[i] + log2(z)) * types.float32(LN_2) if z != 0 else types.float32(-math.inf)
+            )
 
     return start, update, finish

@@ -177,7 +177,9 @@ def larger(typingctx, x, y):
     """``max.f32`` (9.7.3.12): the larger of two float32; a NaN loses to a number."""
 
     def codegen(context, builder, signature, args):
-        operands = [context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)]
+        operands = [
+            context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)
+        ]
         return _assembly(builder, "max.f32 $0, $1, $2;", "=f,f,f", operands, F32)
 
     return types.float32(x, y), codegen

@@ -116,9 +116,7 @@ def make_change_scores_backward(
     position = make_position(True)
 
     @room
-    def change_scores_backward(
-        rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux
-    ):
+    def change_scores_backward(rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
         if changed:
             for i in range(tile_rows):
                 unroll_full()

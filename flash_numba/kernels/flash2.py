@@ -62,9 +62,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
-    load_q = make_load_transposed(
-        spec.dtype, spec.head_dim, depth, tile_m, threads, spec.vectors
-    )
+    load_q = make_load_transposed(spec.dtype, spec.head_dim, depth, tile_m, threads, spec.vectors)
     rows = tile_n, tn, threads, spec.vectors, tiles.asynchronous
     load_k = make_load_rows(spec.dtype, spec.head_dim, depth, *rows)
     load_v = make_load_rows(spec.dtype, spec.head_dim_v, depth_v, *rows)

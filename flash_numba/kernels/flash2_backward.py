@@ -165,12 +165,8 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
                 batch_head = batch * num_heads + head
                 drop_weights(rdS, first_q, first_k, batch_head, dropout)
                 subtract_delta(rdS, rDelta)
-                change_scores(
-                    rS, rdS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux
-                )
-                if is_partial(
-                    m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed
-                ):
+                change_scores(rS, rdS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
+                if is_partial(m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed):
                     mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
                 weights(rS, rdS, rLse)
                 drop_weights(rS, first_q, first_k, batch_head, dropout)
@@ -191,9 +187,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
                 share_rows(sdS, rdS, row_group, lane)
                 cuda.syncthreads()
                 query_gradient(rdQ, sdS, sK, q_group, q_lane)
-                turn = turn_of(
-                    m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed
-                )
+                turn = turn_of(m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed)
                 wait_for_turn(Turns, batch, head, m_block, turn, tid)
                 add_dq(gdQ, rdQ, m_block * tile_m + q_group * q_rows, seqlen_q, q_lane, dq_scale)
                 end_turn(Turns, batch, head, m_block, turn, tid)
@@ -290,7 +284,9 @@ def backward(problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, st
 
     given = () if dlse is None else (DeviceArray.of(dlse),)
     row_blocks = heads * ceil_div(n, row_passes.ROWS)
-    delta_pass = row_passes.make_delta(problem.dtype, d, problem.head_dim_v, spec.vectors, dlse is not None)
+    delta_pass = row_passes.make_delta(
+        problem.dtype, d, problem.head_dim_v, spec.vectors, dlse is not None
+    )
     launch(delta_pass, row_blocks, row_passes.THREADS, 0, (out, dout, given, delta, sums), stream)
 
     scale = scale_of_scores(problem.softmax_scale, spec.changes)
