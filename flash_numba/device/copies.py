@@ -12,7 +12,7 @@ from functools import cache
 
 from .elements import element
 from .numba_cuda import cuda, room, types
-from .ptx import copy16_async, copy_wait_all, load4, store4
+from .ptx import copy16_async, copy_wait_all, load4_global, store4, store4_global
 from .unroll import unroll_4, unroll_full
 
 LANES = 8
@@ -47,7 +47,7 @@ def make_read4(dtype: str, columns: int, vectors: bool):
     def read4_at_once(gX, row, column, row_stop):
         inside = (row < row_stop) & (column < columns)
         safe_column = column if column < columns else 0
-        a, b, c, d = load4(gX, (min(row, row_stop - 1), safe_column))
+        a, b, c, d = load4_global(gX, (min(row, row_stop - 1), safe_column))
         return keep(a, inside), keep(b, inside), keep(c, inside), keep(d, inside)
 
     @room
@@ -205,7 +205,7 @@ def make_store_rows(
         a, b, c, d = values
         if vectors:
             if column < columns:
-                store4(gX, (row, column), (convert(a), convert(b), convert(c), convert(d)))
+                store4_global(gX, (row, column), (convert(a), convert(b), convert(c), convert(d)))
         else:
             if column < columns:
                 gX[row, column] = convert(a)

@@ -64,40 +64,62 @@ def _store4(array, index, values):
         array[(*outer, last + i)] = values[i]
 
 
-@emulated_by(_load4)
-def load4(typingctx, array, index):
-    """``ld.v4`` (9.7.9.8): four neighbours of the last axis from `index` on, as a tuple.
-
-    The address must be a multiple of the size: 16 bytes of float32, 8 bytes of 16-bit elements.
-    """
-
-    def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, array, args[0], index, args[1])
-        vector, size = _vector_of(array)
-        loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()), align=size)
-        parts = [builder.extract_element(loaded, I32(i)) for i in range(4)]
-        return cgutils.pack_array(builder, parts)
-
-    return types.UniTuple(array.dtype, 4)(array, index), codegen
+def _in_space(builder, pointer, kind, space):
+    """`pointer` as one to `kind` in address space `space`."""
+    return builder.addrspacecast(
+        builder.bitcast(pointer, kind.as_pointer()), ir.PointerType(kind, space)
+    )
 
 
-@emulated_by(_store4)
-def store4(typingctx, array, index, values):
-    """``st.v4`` (9.7.9.11): write the tuple `values` to four neighbours of the last axis.
+def _vector_load(space, doc):
+    def typing(typingctx, array, index):
+        def codegen(context, builder, signature, args):
+            pointer = _pointer(context, builder, array, args[0], index, args[1])
+            vector, size = _vector_of(array)
+            loaded = builder.load(_in_space(builder, pointer, vector, space), align=size)
+            parts = [builder.extract_element(loaded, I32(i)) for i in range(4)]
+            return cgutils.pack_array(builder, parts)
 
-    Alignment as for `load4`.
-    """
+        return types.UniTuple(array.dtype, 4)(array, index), codegen
 
-    def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, array, args[0], index, args[1])
-        vector, size = _vector_of(array)
-        packed = ir.Constant(vector, ir.Undefined)
-        for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
-            packed = builder.insert_element(packed, value, I32(i))
-        builder.store(packed, builder.bitcast(pointer, vector.as_pointer()), align=size)
-        return context.get_dummy_value()
+    operation = emulated_by(_load4)(typing)
+    operation.__doc__ = doc
+    return operation
 
-    return types.void(array, index, types.UniTuple(array.dtype, 4)), codegen
+
+def _vector_store(space, doc):
+    def typing(typingctx, array, index, values):
+        def codegen(context, builder, signature, args):
+            pointer = _pointer(context, builder, array, args[0], index, args[1])
+            vector, size = _vector_of(array)
+            packed = ir.Constant(vector, ir.Undefined)
+            for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
+                packed = builder.insert_element(packed, value, I32(i))
+            builder.store(packed, _in_space(builder, pointer, vector, space), align=size)
+            return context.get_dummy_value()
+
+        return types.void(array, index, types.UniTuple(array.dtype, 4)), codegen
+
+    operation = emulated_by(_store4)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+load4 = _vector_load(
+    SHARED,
+    """``ld.shared.v4.f32`` (9.7.9.8): ``load4(array, index)`` gives four neighbours of the last axis.
+
+    16 bytes from `index` on, on a 16-byte boundary.
+    """,
+)
+store4 = _vector_store(
+    SHARED, "``st.shared.v4.f32`` (9.7.9.11): ``store4(array, index, values)``; see `load4`."
+)
+load4_global = _vector_load(
+    GLOBAL,
+    """``ld.global.v4`` (9.7.9.8): as `load4`, from global memory; 8 bytes of 16-bit elements.""",
+)
+store4_global = _vector_store(GLOBAL, "``st.global.v4`` (9.7.9.11): see `load4_global`.")
 
 
 def _copy16_async(shared, to, source, index, valid):

@@ -1,6 +1,6 @@
 """Loop unrolling: the `#pragma unroll` that Numba lacks.
 
-Put `unroll_full()`, `unroll_none()` or `unroll_by(count)` first in a loop's body. Each leaves a
+Put `unroll_full()`, `unroll_none()` or, say, `unroll_4()` first in a loop's body. Each leaves a
 marker in the LLVM IR; before the IR goes to NVVM the marker is replaced by `!llvm.loop` metadata
 on the back edges of the loop around it. A local array stays in registers only if every index is
 a constant, so every loop over one is unrolled in full.
@@ -42,8 +42,12 @@ def _marker(name, text, doc):
 
 unroll_full = _marker("unroll_full", "full", "Write out every turn of the loop around this call.")
 unroll_none = _marker("unroll_none", "disable", "Keep the loop around this call a loop.")
-unroll_4 = _marker("unroll_4", "count 4", "Write out four turns of the loop around this call.")
-unroll_2 = _marker("unroll_2", "count 2", "Write out two turns of the loop around this call.")
+def _by(count):
+    text = f"Write out {count} turns of the loop around this call."
+    return _marker(f"unroll_{count}", f"count {count}", text)
+
+
+unroll_2, unroll_4, unroll_8 = _by(2), _by(4), _by(8)
 
 
 class _Blocks:
