@@ -16,7 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from . import fn
+from .checks import axes, finite
 
 UNLIMITED = 1 << 40
 """A window side this wide reaches every key (sequence lengths stay below it)."""
@@ -78,7 +81,7 @@ def both(first: Callable, second: Callable) -> Callable:
     def keep(batch, head, q_idx, k_idx, aux):
         return first(batch, head, q_idx, k_idx, aux[0]) & second(batch, head, q_idx, k_idx, aux[1])
 
-    keep.parts = (both, first, second)
+    keep.__dict__["parts"] = (both, first, second)
     return keep
 
 
@@ -87,22 +90,29 @@ def overlap(first: Callable | None, second: Callable | None) -> Callable | None:
     """The overlap of two key ranges (None = all keys); its aux is the pair of theirs."""
     if first is None and second is None:
         return None
+
     if first is None or second is None:
-        side = 1 if first is None else 0
-        only = second if first is None else first
-
-        def key_range(batch, head, q_idx, aux):
-            return only(batch, head, q_idx, aux[side])
-
+        key_range = _range_of_part(0 if second is None else 1, first or second)
     else:
-
-        def key_range(batch, head, q_idx, aux):
-            lo_1, hi_1 = first(batch, head, q_idx, aux[0])
-            lo_2, hi_2 = second(batch, head, q_idx, aux[1])
-            return fn.maximum(lo_1, lo_2), fn.minimum(hi_1, hi_2)
-
-    key_range.parts = (overlap, first, second)
+        key_range = _overlap_of_ranges(first, second)
+    key_range.__dict__["parts"] = (overlap, first, second)
     return key_range
+
+
+def _range_of_part(part, key_range):
+    def range_of_part(batch, head, q_idx, aux):
+        return key_range(batch, head, q_idx, aux[part])
+
+    return range_of_part
+
+
+def _overlap_of_ranges(first, second):
+    def overlap_of_ranges(batch, head, q_idx, aux):
+        lo_1, hi_1 = first(batch, head, q_idx, aux[0])
+        lo_2, hi_2 = second(batch, head, q_idx, aux[1])
+        return fn.maximum(lo_1, lo_2), fn.minimum(hi_1, hi_2)
+
+    return overlap_of_ranges
 
 
 # Built-in masks. `shift` aligns the diagonal with the bottom-right corner: the last query sees
@@ -167,7 +177,7 @@ def window(shift, left: int | None, right: int | None) -> Mask:
     left, right : int or None
         Keys on each side, own position not counted; None = unlimited.
     """
-    sides = tuple(UNLIMITED if side is None else side for side in (left, right))
+    sides = tuple(UNLIMITED if side is None else min(side, UNLIMITED) for side in (left, right))
     name = f"window({left}, {right})"
     if hasattr(shift, "__len__"):
         return Mask(name, _window_by_batch, (shift, *sides), _window_range_by_batch, exact=True)
@@ -186,6 +196,9 @@ def boolean(mask) -> Mask:
     mask : bool array of shape (batch, heads, seqlen_q, seqlen_k)
         Axes may have stride 0 (see `numpy.broadcast_to`).
     """
+    axes("mask", mask, "batch", "num_heads", "seqlen_q", "seqlen_k")
+    if "bool" not in str(mask.dtype):
+        raise TypeError(f"mask must be a bool array (True = attend), got {mask.dtype}")
     return Mask("boolean mask", _boolean, (mask,))
 
 
@@ -252,7 +265,9 @@ def _softcap_derivative(score, batch, head, q_idx, k_idx, aux):
 
 
 def softcap(cap: float) -> ScoreMod:
-    """Scores squashed into (-cap, cap): ``cap * tanh(score / cap)``."""
+    """Scores squashed into (-cap, cap): ``cap * tanh(score / cap)``; `cap` > 0."""
+    if finite("softcap", cap) <= 0:
+        raise ValueError(f"softcap must be a finite number > 0, got {cap!r}")
     return ScoreMod(f"softcap({cap:g})", _softcap, (cap,), _softcap_derivative)
 
 
@@ -278,6 +293,7 @@ def alibi(slopes, shift) -> ScoreMod:
     ----------
     Press et al., "Train Short, Test Long", ICLR 2022.
     """
+    axes("slopes", slopes, "batch", "num_heads")
     function = _alibi_by_batch if hasattr(shift, "__len__") else _alibi
     return ScoreMod("ALiBi", function, (slopes, shift), _one)
 
@@ -289,9 +305,9 @@ def _bias(score, batch, head, q_idx, k_idx, aux):
 def _bias_gradient(d_score, batch, head, q_idx, k_idx, aux, total):
     batches, heads, rows, cols = total.shape
     if rows == 1:
-        d_score, q_idx = d_score.sum(axis=0, keepdims=True), 0
+        d_score, q_idx = d_score.sum(axis=0, keepdims=True), np.zeros((1, 1), int)
     if cols == 1:
-        d_score, k_idx = d_score.sum(axis=1, keepdims=True), 0
+        d_score, k_idx = d_score.sum(axis=1, keepdims=True), np.zeros((1, 1), int)
     total[batch if batches > 1 else 0, head if heads > 1 else 0, q_idx, k_idx] += d_score
 
 
@@ -303,6 +319,7 @@ def bias(tensor) -> ScoreMod:
     tensor : float array of shape (batch, heads, seqlen_q, seqlen_k)
         Axes may have stride 0; the gradient is then summed over them.
     """
+    axes("bias", tensor, "batch", "num_heads", "seqlen_q", "seqlen_k")
     return ScoreMod("bias", _bias, (tensor,), _one, 0, _bias_gradient)
 
 
@@ -329,4 +346,10 @@ def relative_positions(weights, theta) -> ScoreMod:
     weights, theta : float arrays of shape (terms,)
         `weights` gets a gradient, `theta` (radians a position) is fixed.
     """
+    axes("weights", weights, "terms")
+    if tuple(theta.shape) != tuple(weights.shape):
+        raise ValueError(
+            f"theta must have the shape of weights, {tuple(weights.shape)}, "
+            f"got {tuple(theta.shape)}"
+        )
     return ScoreMod("relative positions", _relative, (weights, theta), _one, 0, _relative_gradient)

@@ -7,15 +7,17 @@ so that one set of checks, with one wording, guards them all.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from . import masks
+from .checks import agree, axes, finite, whole
 from .masks import Mask, ScoreMod
 
 if TYPE_CHECKING:
@@ -43,12 +45,6 @@ def dtype_name(dtype) -> str:
             return name
     known = ", ".join(str(d) for d in DTYPES.values())
     raise TypeError(f"dtype must be one of {known}; got {dtype}")
-
-
-def _whole(name: str, value, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return int(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +92,18 @@ class Problem:
     seqlen_q: int
     seqlen_k: int
     head_dim: int
-    head_dim_v: int | None = None
+    head_dim_v: int = None  # pyright: ignore[reportAssignmentType]
     batch: int = 1
     num_heads: int = 1
-    num_kv_heads: int | None = None
+    num_kv_heads: int = None  # pyright: ignore[reportAssignmentType]
     dtype: str = "fp32"
-    softmax_scale: float | None = None
+    softmax_scale: float = None  # pyright: ignore[reportAssignmentType]
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
-    key_lengths: np.ndarray | None = None
+    key_lengths: Sequence[int] | np.ndarray | None = None
     mask: Mask | None = None
     block_mask: BlockMask | None = None
-    score_mods: tuple[ScoreMod, ...] = ()
+    score_mods: Sequence[ScoreMod] = ()
     dropout_p: float = 0.0
     seed: int = 0
 
@@ -116,14 +112,14 @@ class Problem:
             object.__setattr__(self, name, value)
 
         for name, least in (("seqlen_q", 0), ("seqlen_k", 0), ("head_dim", 1), ("batch", 0)):
-            put(name, _whole(name, getattr(self, name), least))
-        put("num_heads", _whole("num_heads", self.num_heads, 1))
+            put(name, whole(name, getattr(self, name), least))
+        put("num_heads", whole("num_heads", self.num_heads, 1))
         if self.head_dim_v is None:
             put("head_dim_v", self.head_dim)
         if self.num_kv_heads is None:
             put("num_kv_heads", self.num_heads)
-        put("head_dim_v", _whole("head_dim_v", self.head_dim_v, 1))
-        put("num_kv_heads", _whole("num_kv_heads", self.num_kv_heads, 1))
+        put("head_dim_v", whole("head_dim_v", self.head_dim_v, 1))
+        put("num_kv_heads", whole("num_kv_heads", self.num_kv_heads, 1))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, "
@@ -133,38 +129,56 @@ class Problem:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}")
         if self.softmax_scale is None:
             put("softmax_scale", 1 / math.sqrt(self.head_dim))
-        if not math.isfinite(self.softmax_scale):
-            raise ValueError(f"softmax_scale must be a finite number, got {self.softmax_scale}")
-        put("softmax_scale", float(self.softmax_scale))
+        put("softmax_scale", finite("softmax_scale", self.softmax_scale))
+        if not isinstance(self.causal, bool | np.bool_):
+            raise TypeError(f"causal must be True or False, got {self.causal!r}")
         put("causal", bool(self.causal))
-        put("window", _window_sides(self.window))
+        put("window", window_sides(self.window))
         put("key_lengths", self._checked_lengths())
+        if not isinstance(self.score_mods, tuple | list):
+            raise TypeError(f"score_mods must be a sequence of ScoreMod, got {self.score_mods!r}")
         put("score_mods", tuple(self.score_mods))
         for mod in self.score_mods:
             if not isinstance(mod, ScoreMod):
                 raise TypeError(f"score_mods must hold ScoreMod objects, got {mod!r}")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise TypeError(f"mask must be a Mask or None, got {self.mask!r}")
+        if self.block_mask is not None:
+            self._check_block_mask(self.block_mask)
+        put("dropout_p", finite("dropout_p", self.dropout_p))
         if not 0 <= self.dropout_p < 1:
             raise ValueError(f"dropout_p must be in [0, 1), got {self.dropout_p!r}")
-        put("seed", _whole("seed", self.seed, 0))
+        put("seed", whole("seed", self.seed, 0))
         if self.seed >= 1 << 64:
             raise ValueError(f"seed must be below 2**64, got {self.seed}")
 
     def _checked_lengths(self) -> np.ndarray | None:
         if self.key_lengths is None:
             return None
-        lengths = np.asarray(self.key_lengths)
+        lengths = np.asarray(self.key_lengths, int if self.batch == 0 else None)
         if lengths.shape != (self.batch,) or lengths.dtype.kind not in "iu":
             raise ValueError(
                 f"key_lengths must be whole numbers of shape ({self.batch},), "
                 f"got {lengths.dtype} of shape {lengths.shape}"
             )
-        if lengths.size and not (lengths.min() >= 0 and lengths.max() <= self.seqlen_k):
+        if lengths.size and (lengths.min() < 0 or lengths.max() > self.seqlen_k):
             raise ValueError(
                 f"key_lengths must lie in 0..{self.seqlen_k} (seqlen_k), got {lengths.tolist()}"
             )
         return lengths.astype(np.int64)
+
+    def _check_block_mask(self, block_mask: BlockMask) -> None:
+        kinds = getattr(block_mask, "kinds", None)
+        if not isinstance(kinds, np.ndarray):
+            raise TypeError(f"block_mask must be a BlockMask or None, got {block_mask!r}")
+        tiles = block_mask.grid(self)
+        allowed = {1, self.batch}, {1, self.num_heads}, {tiles[0]}, {tiles[1]}
+        if kinds.ndim != 4 or any(a not in b for a, b in zip(kinds.shape, allowed, strict=True)):
+            raise ValueError(
+                f"block_mask must list tiles of shape (1 or {self.batch}, 1 or {self.num_heads}, "
+                f"{tiles[0]}, {tiles[1]}) = (batch, num_heads, query tiles, key tiles), "
+                f"got {kinds.shape}"
+            )
 
     @property
     def group(self) -> int:
@@ -180,10 +194,36 @@ class Problem:
         """Keys of sequence `batch`: its own length, or seqlen_k."""
         return self.seqlen_k if self.key_lengths is None else int(self.key_lengths[batch])
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all inputs and outputs by name (q, k, v, o, lse; do, dlse, dq, dk, dv)."""
+        q = self.batch, self.seqlen_q, self.num_heads, self.head_dim
+        k = self.batch, self.seqlen_k, self.num_kv_heads, self.head_dim
+        v, o = (*k[:3], self.head_dim_v), (*q[:3], self.head_dim_v)
+        lse = self.batch, self.num_heads, self.seqlen_q
+        inputs = {"q": q, "k": k, "v": v, "do": o, "dlse": lse}
+        return inputs | {"o": o, "lse": lse, "dq": q, "dk": k, "dv": v}
+
+    def check_shapes(self, **arrays) -> None:
+        """Raise a ValueError for the first array whose shape is not the problem's.
+
+        Parameters
+        ----------
+        **arrays
+            Under the names of `shapes`.
+        """
+        for name, array in arrays.items():
+            allowed, received = self.shapes[name], tuple(array.shape)
+            if received != allowed:
+                layout = "num_heads, seqlen_q" if len(allowed) == 3 else "seqlen, heads, head_dim"
+                raise ValueError(
+                    f"{name} must have shape {allowed} (batch, {layout}), got {received}"
+                )
+
     @property
-    def shift(self):
+    def shift(self) -> Any:
         """What aligns q_idx with k_idx: keys minus queries, one number or one a batch."""
-        keys = self.seqlen_k if self.key_lengths is None else self.key_lengths
+        keys = self.seqlen_k if self.key_lengths is None else np.asarray(self.key_lengths)
         return keys - self.seqlen_q
 
     @cached_property
@@ -211,24 +251,26 @@ class Problem:
         k : array of shape (batch, seqlen_k, num_kv_heads, head_dim)
         v : array of shape (batch, seqlen_k, num_kv_heads, head_dim_v)
         **options
-            The remaining fields of `Problem`; `dtype` defaults to that of `q`.
+            The remaining fields of `Problem`. Without `dtype` it is that of the arrays, which must
+            agree; with it any array is taken, as a float64 one whose numbers stand for that type.
         """
         for name, array in (("q", q), ("k", k), ("v", v)):
-            if len(array.shape) != 4:
-                raise ValueError(
-                    f"{name} must have 4 axes (batch, seqlen, heads, head_dim), "
-                    f"got shape {tuple(array.shape)}"
-                )
-        _match("batch", q=q.shape[0], k=k.shape[0], v=v.shape[0])
-        _match("seqlen_k", k=k.shape[1], v=v.shape[1])
-        _match("num_kv_heads", k=k.shape[2], v=v.shape[2])
-        _match("head_dim", q=q.shape[3], k=k.shape[3])
+            axes(name, array, "batch", "seqlen", "heads", "head_dim")
+        agree("batch", q=q.shape[0], k=k.shape[0], v=v.shape[0])
+        agree("seqlen_k", k=k.shape[1], v=v.shape[1])
+        agree("num_kv_heads", k=k.shape[2], v=v.shape[2])
+        agree("head_dim", q=q.shape[3], k=k.shape[3])
         if q.shape[2] % max(k.shape[2], 1):
             raise ValueError(
                 f"heads of q must be a multiple of the heads of k and v, got {q.shape[2]} and "
                 f"{k.shape[2]}; the layout is (batch, seqlen, heads, head_dim)"
             )
-        options.setdefault("dtype", dtype_name(q.dtype))
+        if "dtype" not in options:
+            options["dtype"] = dtype_name(q.dtype)
+            if not q.dtype == k.dtype == v.dtype:
+                raise TypeError(
+                    f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
+                )
         return cls(
             seqlen_q=q.shape[1],
             seqlen_k=k.shape[1],
@@ -246,23 +288,16 @@ def _all_of(*masks: Mask | None) -> Mask | None:
     return reduce(and_, present) if present else None
 
 
-def _match(what: str, **sizes) -> None:
-    if len(set(sizes.values())) > 1:
-        got = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(
-            f"{' and '.join(sizes)} must agree in {what} "
-            f"(layout: batch, seqlen, heads, head_dim); {got}"
-        )
-
-
-def _window_sides(window) -> tuple[int | None, int | None]:
+def window_sides(window) -> tuple[int | None, int | None]:
+    """`window` if it is a pair of whole numbers >= 0 or None, else a ValueError."""
     try:
         left, right = window
     except (TypeError, ValueError):
         raise ValueError(
             f"window must be a pair (left, right) of whole numbers or None, got {window!r}"
         ) from None
-    for side in (left, right):
-        if side is not None:
-            _whole("window side (None = unlimited)", side, 0)
-    return left, right
+
+    def side(value):
+        return None if value is None else whole("window side (None = unlimited)", value, 0)
+
+    return side(left), side(right)

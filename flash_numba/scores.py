@@ -7,9 +7,11 @@ both. A user's function that works only on scalars is run element by element.
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .masks import ScoreMod
 from .problem import Problem
@@ -52,8 +54,11 @@ def apply_scores(
     chain = []
     for mod in problem.score_mods:
         chain.append(scores)
-        changed = evaluate(f"score_mod {mod.name!r}", mod.apply, scores, *where, aux=mod.aux)
-        scores = np.asarray(changed, scores.dtype)
+        label = f"score_mod {mod.name!r}"
+        changed = np.asarray(evaluate(label, mod.apply, scores, *where, aux=mod.aux), scores.dtype)
+        if changed.shape != scores.shape or not changed.flags.writeable:
+            changed = np.broadcast_to(changed, scores.shape).copy()
+        scores = changed
     mask = problem.visibility if masked else None
     if mask is not None:
         keep = evaluate(f"mask {mask.name!r}", mask.keep, *where, aux=mask.aux)
@@ -84,15 +89,15 @@ def score_gradient(
     totals : sequence of arrays or None, optional
         From `aux_totals`: the gradient of each change's tensor is added to its entry.
 
-    Raises
-    ------
-    ValueError
-        If a score change has no derivative.
-
     Returns
     -------
     array of shape (rows, cols), the dtype of `d_scores`
         `d_scores` itself if there is no score change.
+
+    Raises
+    ------
+    ValueError
+        If a score change has no derivative.
     """
     where = batch, head, q_idx, k_idx
     for number in reversed(range(len(problem.score_mods))):
@@ -124,7 +129,7 @@ def check_differentiable(problem: Problem) -> None:
         derivative_of(mod)
 
 
-def aux_totals(problem: Problem, dtype=np.float64) -> list[np.ndarray | None]:
+def aux_totals(problem: Problem, dtype: DTypeLike = np.float64) -> list[np.ndarray | None]:
     """Zeros to add the gradients of the score changes' tensors to.
 
     Returns
@@ -163,7 +168,8 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
 
     Returns
     -------
-    array of the operands' broadcast shape, or the one number that the function returns for all
+    What the function returns, which broadcasts to the operands' shape; element by element an array
+    of that shape.
     """
     shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
     size = np.prod(shape, dtype=np.int64)
@@ -172,8 +178,7 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
     with np.errstate(all="ignore"):
         if size > 1:
             try:
-                result = function(*(_read_only(operand) for operand in operands), aux)
-                return result if np.ndim(result) == 0 else np.broadcast_to(result, shape)
+                return function(*(_read_only(operand) for operand in operands), aux)
             except (TypeError, ValueError):
                 pass
         columns = (array.ravel().tolist() for array in np.broadcast_arrays(*operands))
@@ -187,6 +192,24 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
             stacklevel=3,
         )
     return np.array(elements).reshape(shape)
+
+
+@cache
+def range_on_arrays(key_range: Callable) -> Callable:
+    """The `key_range` of a mask made to work on arrays of rows, whether it does or not."""
+
+    def first(batch, head, q_idx, aux):
+        return key_range(batch, head, q_idx, aux)[0]
+
+    def end(batch, head, q_idx, aux):
+        return key_range(batch, head, q_idx, aux)[1]
+
+    def on_arrays(batch, head, q_idx, aux):
+        row = batch, head, q_idx
+        ends = (evaluate("key_range", side, *row, aux=aux) for side in (first, end))
+        return tuple(ends)
+
+    return on_arrays
 
 
 def _read_only(operand):

@@ -5,29 +5,34 @@ arrays of query tiles, a kernel compiles it and calls it on its own: one schedul
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import fn
+from .checks import index, whole
 from .masks import Mask
 from .problem import Problem
+from .scores import evaluate, range_on_arrays
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
 """A tile's class: never visited, visited with masking, visited whole."""
 
 
 class KeyTiles(NamedTuple):
-    """Key tiles of one query tile: visit [start, stop); those in [full_start, full_stop) need no
-    mask. ``start <= full_start <= full_stop <= stop`` always holds.
+    """Key tiles of a query tile: visit [start, stop); [full_start, full_stop) need no mask.
+
+    ``start <= full_start <= full_stop <= stop`` always holds. Whole numbers; arrays of them where
+    the question was about an array of query tiles.
     """
 
-    start: int
-    full_start: int
-    full_stop: int
-    stop: int
+    start: Any
+    full_start: Any
+    full_stop: Any
+    stop: Any
 
 
 @cache
@@ -119,13 +124,6 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def check_tile(name: str, value: int) -> int:
-    """`value` if it is a tile size, else a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
-    return int(value)
-
-
 @dataclass(frozen=True, eq=False)
 class BlockMask:
     """A list of visited tiles for a mask that has no key range, made once and used often.
@@ -158,23 +156,37 @@ class BlockMask:
     ) -> "BlockMask":
         """Evaluate `mask` on every pair of positions and class every tile.
 
-        `batches` and `heads` are 1 where the mask does not depend on them. Needs time (not
-        memory) proportional to seqlen_q * seqlen_k.
+        `batches` and `heads` are 1 where the mask does not depend on them. With one entry a
+        sequence, keys beyond its own length do not count. Needs time (not memory) proportional to
+        seqlen_q * seqlen_k.
         """
-        tile_m, tile_n = check_tile("tile_m", tile_m), check_tile("tile_n", tile_n)
-        shape = ceil_div(problem.seqlen_q, tile_m), ceil_div(problem.seqlen_k, tile_n)
-        kinds = np.zeros((batches, heads, *shape), np.int8)
-        keys = np.arange(problem.seqlen_k)
-        starts = np.arange(0, problem.seqlen_k, tile_n)
+        tile_m, tile_n = whole("tile_m", tile_m, 1), whole("tile_n", tile_n, 1)
+        for name, count, most in (
+            ("batches", batches, problem.batch),
+            ("heads", heads, problem.num_heads),
+        ):
+            if count not in (1, most):
+                raise ValueError(f"{name} must be 1 or {most} (the problem's), got {count!r}")
+        result = cls(mask, tile_m, tile_n, np.zeros((batches, heads, 0, 0), np.int8))
+        kinds = np.full((batches, heads, *result.grid(problem)), SKIPPED, np.int8)
         for batch, head, m_block in np.ndindex(kinds.shape[:3]):
+            seqlen_k = problem.key_length(batch) if batches == problem.batch else problem.seqlen_k
+            starts = np.arange(0, seqlen_k, tile_n)
+            if starts.size == 0:
+                continue
             rows = np.arange(m_block * tile_m, min((m_block + 1) * tile_m, problem.seqlen_q))
-            keep = mask.keep(batch, head, rows[:, None], keys[None, :], mask.aux)
-            keep = np.broadcast_to(keep, (rows.size, keys.size))
-            if starts.size:
-                some = np.logical_or.reduceat(keep.any(axis=0), starts)
-                every = np.logical_and.reduceat(keep.all(axis=0), starts)
-                kinds[batch, head, m_block] = np.where(every, FULL, np.where(some, PARTIAL, 0))
-        return cls(mask, tile_m, tile_n, kinds)
+            where = batch, head, rows[:, None], np.arange(seqlen_k)[None, :]
+            keep = evaluate(f"mask {mask.name!r}", mask.keep, *where, aux=mask.aux)
+            keep = np.broadcast_to(np.asarray(keep, bool), (rows.size, seqlen_k))
+            some = np.logical_or.reduceat(keep.any(axis=0), starts)
+            every = np.logical_and.reduceat(keep.all(axis=0), starts)
+            found = np.where(every, FULL, np.where(some, PARTIAL, SKIPPED))
+            kinds[batch, head, m_block, : starts.size] = found
+        return replace(result, kinds=kinds)
+
+    def grid(self, problem: Problem) -> tuple[int, int]:
+        """Query tiles and key tiles that cover a problem."""
+        return ceil_div(problem.seqlen_q, self.tile_m), ceil_div(problem.seqlen_k, self.tile_n)
 
     def check_tiles(self, tile_m: int, tile_n: int) -> None:
         """Raise a ValueError unless the list was made for these tile sizes."""
@@ -218,16 +230,21 @@ class Schedule:
     """
 
     def __init__(self, problem: Problem, tile_m: int, tile_n: int, batch: int = 0, head: int = 0):
-        self.tile_m = check_tile("tile_m", tile_m)
-        self.tile_n = check_tile("tile_n", tile_n)
+        self.tile_m = whole("tile_m", tile_m, 1)
+        self.tile_n = whole("tile_n", tile_n, 1)
+        batch = index("batch", batch, problem.batch)
+        head = index("head", head, problem.num_heads)
         self.seqlen_q = problem.seqlen_q
         self.seqlen_k = problem.key_length(batch)
         self.m_blocks = ceil_div(self.seqlen_q, self.tile_m)
         self.n_blocks = ceil_div(self.seqlen_k, self.tile_n)
         mask = problem.range_mask
+        key_range = None
         if mask is not None and mask.key_range is not None:
-            _check_monotone(mask, batch, head, self.seqlen_q)
-        key_tiles = make_key_tiles(*((mask.key_range, mask.exact) if mask else (None, True)))
+            key_range = range_on_arrays(mask.key_range)
+            ends = key_range(batch, head, np.arange(self.seqlen_q), mask.aux)
+            _check_monotone(mask.name, ends)
+        key_tiles = make_key_tiles(key_range, mask is None or mask.exact)
         sizes = self.seqlen_q, self.seqlen_k, self.tile_m, self.tile_n
         m_block = np.arange(self.m_blocks)
         found = key_tiles(m_block, batch, head, *sizes, mask.aux if mask else ())
@@ -266,7 +283,7 @@ class Schedule:
         start, full_start, full_stop, stop = self._tiles
         visited = (start <= n_block) & (n_block < stop)
         full = (full_start <= n_block) & (n_block < full_stop)
-        kinds = np.where(full, FULL, np.where(visited, PARTIAL, SKIPPED))
+        kinds = visited.astype(np.int8) + full  # SKIPPED, PARTIAL, FULL = 0, 1, 2
         if self._listed is not None:
             kinds = np.minimum(kinds, self._listed[:, n_block])
         return _runs(kinds)
@@ -283,15 +300,14 @@ class Schedule:
 def _runs(kinds: np.ndarray) -> list[Run]:
     edges = np.flatnonzero(np.diff(kinds)) + 1
     bounds = [0, *edges.tolist(), len(kinds)]
-    pairs = zip(bounds[:-1], bounds[1:], strict=True)
-    return [Run(a, b, int(kinds[a])) for a, b in pairs if b > a and kinds[a] != SKIPPED]
+    return [Run(a, b, int(kinds[a])) for a, b in pairwise(bounds) if b > a and kinds[a] != SKIPPED]
 
 
-def _check_monotone(mask: Mask, batch: int, head: int, seqlen_q: int) -> None:
-    for end in mask.key_range(batch, head, np.arange(seqlen_q), mask.aux):
-        falls = np.flatnonzero(np.diff(np.broadcast_to(end, seqlen_q)) < 0)
+def _check_monotone(name: str, ends) -> None:
+    for end in ends:
+        falls = np.flatnonzero(np.diff(end) < 0) if np.ndim(end) else np.empty(0)
         if falls.size:
             raise ValueError(
-                f"key_range of mask {mask.name!r} must not decrease as q_idx grows, "
+                f"key_range of mask {name!r} must not decrease as q_idx grows, "
                 f"got a fall between rows {falls[0]} and {falls[0] + 1}"
             )

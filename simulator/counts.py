@@ -72,6 +72,15 @@ class Counts:
             **summed,
         )
 
+    def __mul__(self, times: int) -> Counts:
+        """The same pass several times: everything but the SRAM peak multiplies."""
+        return Counts(
+            {name: n * times for name, n in self.reads.items()},
+            {name: n * times for name, n in self.writes.items()},
+            sram_peak_bytes=self.sram_peak_bytes,
+            **{name: getattr(self, name) * times for name in _SUMMED},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain dict: the totals under the names of `compare --json`, and the tensors' shares."""
         return {

@@ -98,7 +98,7 @@ class EventLog:
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, allow_pickle=False, **arrays)
         partial.replace(path)
 
     @classmethod

@@ -1,7 +1,7 @@
 """The machine that programs run on: HBM, one SRAM, registers, and a ledger that misses nothing.
 
-A program says what happens (`load`, `product`, `compute`, `store`, `free`) while it walks over tiles
-(`query_tile_grid`, `key_tiles`, ...); the machine moves the data, counts, checks and records.
+A program says what happens (`load`, `product`, `compute`, `store`, `free`) while it walks over
+tiles (`query_tile_grid`, `key_tiles`, ...); the machine moves the data, counts, checks and records.
 
 Three ways to run the same program text:
 
@@ -13,45 +13,23 @@ Three ways to run the same program text:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from flash_numba.dropout import keep_mask
 from flash_numba.problem import Problem
-from flash_numba.scores import apply_scores, aux_totals, score_gradient
-from flash_numba.tiling import FULL
+from flash_numba.scores import aux_totals
 
 from . import events as ev
-from .memory import REGISTERS, SRAM, Region, Sram, Tensor, Tile, TileError, blank, describe
-from .walk import Walk
+from .hbm import Hbm, Region, Tensor
+from .memory import REGISTERS, SRAM, Sram, Tile, TileError, describe
+from .recorder import Recorder
+from .scoring import Scoring
 
-LAYOUT = {
-    "Q": ("head", "q", "d"),
-    "K": ("k", "d"),
-    "V": ("k", "v"),
-    "O": ("head", "q", "v"),
-    "LSE": ("head", "q"),
-    "m": ("head", "q"),
-    "l": ("head", "q"),
-    "S": ("head", "q", "k"),
-    "P": ("head", "q", "k"),
-    "dO": ("head", "q", "v"),
-    "dLSE": ("head", "q"),
-    "delta": ("head", "q"),
-    "dP": ("head", "q", "k"),
-    "dS": ("head", "q", "k"),
-    "dQ": ("head", "q", "d"),
-    "dK": ("k", "d"),
-    "dV": ("k", "v"),
-}
-"""Axes of the tensors in HBM: query heads that share one kv head, rows, columns."""
-
-FOUR_BYTES = ("LSE", "m", "l", "dLSE", "delta")
-"""Tensors kept in fp32 whatever the problem's dtype."""
+NOTHING: Mapping[str, int] = {}
 
 
-class Machine(Walk):
+class Machine(Scoring):
     """One kv head of one sequence on one simulated GPU.
 
     Parameters
@@ -64,12 +42,13 @@ class Machine(Walk):
     heads : sequence of int
         Query heads that share the kv head.
     data : dict of str to float32 array, optional
-        Inputs in HBM by tensor name, shaped as `LAYOUT` says; None = count only.
+        Tensors in HBM by name, shaped as `hbm.LAYOUT` says; the program's own are added. None =
+        count only.
     sram_bytes : int, optional
         Capacity of SRAM; None = unlimited.
     lse_gradient : bool
         True if lse has a gradient too, in tensor dLSE (backward).
-    lines : dict of str to sequence of str
+    lines : mapping of str to sequence of str
         The program's kernels, each with the lines of its algorithm.
     log : EventLog, optional
         Filled with every event.
@@ -82,154 +61,135 @@ class Machine(Walk):
         tile_n: int,
         *,
         batch: int = 0,
-        heads=(0,),
+        heads: Sequence[int] = (0,),
         data: dict[str, np.ndarray] | None = None,
         sram_bytes: int | None = None,
         lse_gradient: bool = False,
-        lines: dict[str, Sequence[str]] | None = None,
+        lines: Mapping[str, Sequence[str]] | None = None,
         log: ev.EventLog | None = None,
     ):
         super().__init__(problem, tile_m, tile_n, batch, heads, data is None and log is None)
-        self.problem, self.batch = problem, batch
         self.scale, self.lse_gradient = problem.softmax_scale, lse_gradient
         self.d, self.v = problem.head_dim, problem.head_dim_v
-        self.data, self.log = data, log
+        self.data = data
+        sizes = {
+            "head": len(self.heads),
+            "q": self.seqlen_q,
+            "k": self.seqlen_k,
+            "d": self.d,
+            "v": self.v,
+        }
+        self.hbm = Hbm(sizes, problem.itemsize, data)
         self.sram = Sram(sram_bytes)
         self.registers: dict[str, int] = {}
         self.register_peak = 0
-        self.tensors: dict[str, Tensor] = {}
         self.aux_totals = aux_totals(problem) if data is not None else None
-        pairs = [(kernel, line) for kernel, group in (lines or {}).items() for line in group]
-        self._line_index = {pair: number for number, pair in enumerate(pairs)}
-        self._line = 0
-        self._writers: dict[str, np.ndarray] = {}
-        self._watching: dict[str, Tile] = {}
+        self.recorder = None if log is None else Recorder(log, lines or {})
 
     # Tensors and tiles
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name` in HBM; one that was not handed in is made, filled with NaN."""
-        found = self.tensors.get(name)
-        if found is None:
-            sizes = {
-                "head": len(self.heads),
-                "q": self.seqlen_q,
-                "k": self.seqlen_k,
-                "d": self.d,
-                "v": self.v,
-            }
-            shape = tuple(sizes[axis] for axis in LAYOUT[name])
-            itemsize = 4 if name in FOUR_BYTES else self.problem.itemsize
-            data = None
-            if self.data is not None:
-                data = self.data.get(name)
-                if data is None:
-                    data = self.data[name] = blank(shape)
-            found = self.tensors[name] = Tensor(name, shape, itemsize, data)
-        return found
+        tensor = self.hbm.tensor(name)
+        if name == "mask" and tensor.data is not None and not tensor.given:
+            for head in range(len(self.heads)):
+                tensor.data[head] = self.visible(head, self.all_rows, self.all_cols)
+            tensor.given = True
+        return tensor
 
     def in_registers(self, name: str, shape: tuple[int, ...], fill: float | None = None) -> Tile:
         """A tile in registers (fp32), filled with a constant or left empty."""
-        data = None
-        if self.data is not None and fill is not None:
-            data = np.full(shape, fill, np.float32)
-        tile = Tile(name, REGISTERS, shape, 4, data)
+        tile = Tile(name, REGISTERS, shape, 4, self._filled(shape, fill))
         self.registers[name] = tile.nbytes
-        if self.log is not None:
+        if self.recorder is not None:
             self._record(ev.REGISTER, None, tile)
         return tile
 
     def in_sram(self, name: str, shape: tuple[int, ...], fill: float | None = None) -> Tile:
-        """A tile in SRAM in the problem's dtype; a constant fill stores it once."""
-        data = None
-        if self.data is not None and fill is not None:
-            data = np.full(shape, fill, np.float32)
-        tile = Tile(name, SRAM, shape, self.problem.itemsize, data)
+        """A tile in SRAM in the tensor's element type; a constant fill stores it once."""
+        tile = Tile(name, SRAM, shape, self.hbm.itemsize(name), self._filled(shape, fill))
         self.sram.put(tile)
         stored = tile.size if fill is not None else 0
         self.ledger.sram_store += stored * self.ledger.times
-        if self.log is not None:
-            self._record(ev.FILL, None, tile, sram_store=stored)
+        if self.recorder is not None:
+            self._record(ev.FILL, None, tile, cost={"sram_store": stored})
         return tile
+
+    def _filled(self, shape: tuple[int, ...], fill: float | None) -> np.ndarray | None:
+        if self.data is None or fill is None:
+            return None
+        return np.full(shape, fill, np.float32)
 
     # Operations
 
     def load(self, line: str, region: Region) -> Tile:
         """HBM -> SRAM: read once an element, stored once an element."""
         tensor = region.tensor
-        data = None
-        if tensor.data is not None:
-            data = np.ascontiguousarray(tensor.data[region.index])
+        self._check_read(region)
+        data = None if tensor.data is None else tensor.data[region.index].copy()
         tile = Tile(tensor.name, SRAM, region.shape, tensor.itemsize, data)
         self.sram.put(tile)
         self.ledger.read(tensor, region.size)
         self.ledger.sram_store += region.size * self.ledger.times
-        if self.log is not None:
-            self._record(ev.LOAD, line, tile, hbm_read=region.size, sram_store=region.size)
+        if self.recorder is not None:
+            cost = {"hbm_read": region.size, "sram_store": region.size}
+            self._record(ev.LOAD, line, tile, cost=cost)
         return tile
 
     def store(self, line: str, region: Region, tile: Tile) -> None:
         """On chip -> HBM: written once an element (loaded once if the tile lives in SRAM)."""
-        loaded = self._sram_read(tile)
+        loaded = self._read(line, tile)
         self._check_shapes(line, region, tile)
-        self._claim(region)
+        self._note_write(region)
         if region.tensor.data is not None:
             region.tensor.data[region.index] = tile.data
         self.ledger.write(region.tensor, region.size)
-        if self.log is not None:
-            self._record(ev.STORE, line, tile, region, hbm_write=region.size, sram_load=loaded)
+        if self.recorder is not None:
+            cost = {"hbm_write": region.size, "sram_load": loaded}
+            self._record(ev.STORE, line, tile, region, cost)
 
     def fill(self, line: str, region: Region, value: float) -> None:
         """Store a constant from registers."""
-        self._claim(region)
+        self._note_write(region)
         if region.tensor.data is not None:
             region.tensor.data[region.index] = value
         self.ledger.write(region.tensor, region.size)
-        if self.log is not None:
-            self._record(ev.STORE, line, None, region, hbm_write=region.size)
+        if self.recorder is not None:
+            self._record(ev.STORE, line, None, region, {"hbm_write": region.size})
 
     def accumulate(self, line: str, region: Region, tile: Tile) -> None:
         """Atomic add into HBM: read and written once an element; several blocks may do it."""
-        loaded = self._sram_read(tile)
+        size = region.size
+        loaded = self._read(line, tile)
         self._check_shapes(line, region, tile)
+        self._check_read(region)
         if region.tensor.data is not None:
             region.tensor.data[region.index] += tile.data
-        self.ledger.read(region.tensor, region.size)
-        self.ledger.write(region.tensor, region.size)
-        self.ledger.add_flops += region.size * self.ledger.times
-        if self.log is not None:
-            self._record(
-                ev.ACCUMULATE,
-                line,
-                tile,
-                region,
-                hbm_read=region.size,
-                hbm_write=region.size,
-                sram_load=loaded,
-            )
+        self.ledger.read(region.tensor, size)
+        self.ledger.write(region.tensor, size)
+        self.ledger.add_flops += size * self.ledger.times
+        if self.recorder is not None:
+            cost = {"hbm_read": size, "hbm_write": size, "sram_load": loaded}
+            self._record(ev.ACCUMULATE, line, tile, region, cost)
 
     def product(
         self, line: str, into: Tile, a: Tile, b: Tile, *, scale: float = 1.0, add: bool = False
     ) -> None:
         """``into = scale * a @ b``, or ``into += ...`` with `add`."""
         if a.shape[1] != b.shape[0] or into.shape != (a.shape[0], b.shape[1]):
-            raise TileError(
-                f"{line}: {into.name} {describe(into.shape)} cannot hold the product of "
-                f"{a.name} {describe(a.shape)} and {b.name} {describe(b.shape)}"
-            )
-        loaded = self._sram_read(a) + self._sram_read(b) + (self._sram_read(into) if add else 0)
-        stored = self._sram_written(into)
-        if self.data is not None:
+            raise TileError(f"{line}: {into} cannot hold the product of {a} and {b}")
+        loaded = self._read(line, a) + self._read(line, b) + (self._read(line, into) if add else 0)
+        stored = self._written(line, into)
+        if a.data is not None and b.data is not None:
             result = a.data @ b.data
             if scale != 1.0:
                 result *= np.float32(scale)
             into.data = into.data + result if add else result
         flops = 2 * into.size * a.shape[1]
         self.ledger.matmul_flops += flops * self.ledger.times
-        if self.log is not None:
-            self._record(
-                ev.PRODUCT, line, into, sram_load=loaded, sram_store=stored, matmul_flops=flops
-            )
+        if self.recorder is not None:
+            cost = {"sram_load": loaded, "sram_store": stored, "matmul_flops": flops}
+            self._record(ev.PRODUCT, line, into, cost=cost)
 
     def compute(
         self,
@@ -243,115 +203,81 @@ class Machine(Walk):
 
         Operands in SRAM are loaded once, results in SRAM stored once; `exp` exponentials.
         """
-        loaded = 0
-        for tile in of:
-            loaded += self._sram_read(tile)
-        stored = 0
-        for tile in into:
-            stored += self._sram_written(tile)
+        loaded = sum([self._read(line, tile) for tile in of])
+        stored = sum([self._written(line, tile) for tile in into])
         if self.data is not None:
             results = function(*[tile.data for tile in of])
-            for tile, result in zip(into, results if len(into) > 1 else (results,), strict=True):
+            for tile, result in zip(
+                into, results if type(results) is tuple else (results,), strict=True
+            ):
                 tile.data = result
         self.ledger.exp_count += exp * self.ledger.times
-        if self.log is not None:
-            self._record(
-                ev.COMPUTE, line, into[0], sram_load=loaded, sram_store=stored, exp_count=exp
-            )
+        if self.recorder is not None:
+            cost = {"sram_load": loaded, "sram_store": stored, "exp_count": exp}
+            self._record(ev.COMPUTE, line, into[0], cost=cost)
+
+    def change_scores(
+        self, line: str, rS: Tile, head: int, rows: slice, cols: slice, *, masked: bool = True
+    ) -> tuple:
+        """Change and mask the scores of one tile in place; the chain for `score_gradient`."""
+        if not self.changes(masked):
+            return ()
+        chain = ()
+        if rS.data is not None:
+            rS.data, chain = self.changed(rS.data, head, rows, cols, masked)
+        if self.recorder is not None:
+            self._record(ev.COMPUTE, line, rS)
+        return chain
 
     def free(self, *tiles: Tile) -> None:
         """Give SRAM back."""
         for tile in tiles:
             self.sram.free(tile)
-            if self.log is not None:
+            if self.recorder is not None:
                 self._record(ev.FREE, None, tile)
 
     def watch(self, **tiles: Tile) -> None:
         """Keep the values of these tiles in the log at the end of every tile step of this block."""
-        if self.log is not None and self.data is not None:
-            self._watching = tiles
+        if self.recorder is not None and self.data is not None:
+            self.recorder.watch(tiles)
 
-    # Score changes, masks and dropout of the tile at hand (they work in place and count nothing)
+    # Checks and bookkeeping
 
-    def change_scores(self, line: str, rS: Tile, head: int, rows: slice, cols: slice) -> tuple:
-        """Change and mask the scores of one tile; returns the chain for `score_gradient`."""
-        masked = self._kind != FULL and self.problem.visibility is not None
-        if not masked and not self.problem.score_mods:
-            return ()
-        chain = ()
-        if self.data is not None:
-            where = self.batch, self.heads[head], *positions(rows, cols)
-            rS.data, chain = apply_scores(self.problem, *where, rS.data, masked=masked)
-        if self.log is not None:
-            self._record(ev.COMPUTE, line, rS)
-        return chain
-
-    def score_gradient(self, d_scores: np.ndarray, chain, head: int, rows: slice, cols: slice):
-        """`flash_numba.scores.score_gradient` on one tile, softmax_scale included."""
-        where = self.batch, self.heads[head], *positions(rows, cols)
-        raw = score_gradient(self.problem, *where, d_scores, chain, self.aux_totals)
-        return raw * np.float32(self.scale)
-
-    def drop(self, tile: Tile, head: int, rows: slice, cols: slice) -> Tile:
-        """The tile after dropout: dropped weights 0, the others times 1 / (1 - p)."""
-        p = self.problem.dropout_p
-        if p == 0:
-            return tile
-        kept = self.in_registers(tile.name, tile.shape)
-        if self.data is not None:
-            batch_head = self.batch * self.problem.num_heads + self.heads[head]
-            keep = keep_mask(self.problem.seed, batch_head, *positions(rows, cols), p)
-            kept.data = np.where(keep, tile.data / np.float32(1 - p), np.float32(0))
-        return kept
-
-    # Bookkeeping
-
-    def _sram_read(self, tile: Tile) -> int:
-        tile.read()
+    def _read(self, line: str, tile: Tile) -> int:
+        """Elements that reading `tile` loads from SRAM."""
+        owner = tile.owner
+        if not owner.alive:
+            raise TileError(f"{line}: tile {tile} is read but not resident")
+        if tile.data is None and self.data is not None:
+            raise TileError(f"{line}: tile {tile} is read but nothing has been put into it")
+        owner.used = True
         if tile.space is not SRAM:
             return 0
         self.ledger.sram_load += tile.size * self.ledger.times
         return tile.size
 
-    def _sram_written(self, tile: Tile) -> int:
+    def _written(self, line: str, tile: Tile) -> int:
+        """Elements that writing `tile` stores to SRAM."""
         if tile.space is not SRAM:
             return 0
-        if not tile.alive:
-            raise TileError(
-                f"tile {tile.name} ({describe(tile.shape)}) is written but not resident"
-            )
+        if not tile.owner.alive:
+            raise TileError(f"{line}: tile {tile} is written but not resident")
         self.ledger.sram_store += tile.size * self.ledger.times
         return tile.size
 
     def _check_shapes(self, line: str, region: Region, tile: Tile) -> None:
         if tile.shape != region.shape:
             raise TileError(
-                f"{line}: {tile.name} {describe(tile.shape)} does not fit the part "
-                f"{describe(region.shape)} of {region.tensor.name}"
+                f"{line}: tile {tile} does not fit {region}, which is {describe(region.shape)}"
             )
 
-    def _claim(self, region: Region) -> None:
-        """Two blocks of one kernel that store to the same place would race."""
-        if self.count_runs:
-            return
-        tensor, index = region.tensor, region.index
-        writers = self._writers.get(tensor.name)
-        if writers is None:
-            writers = np.full(tensor.shape[: len(index)], -1, np.int32)
-            self._writers[tensor.name] = writers
-        before = writers[index]
-        clash = (before != -1) & (before != self._block)
-        if clash.any():
-            raise TileError(
-                f"blocks {int(before[clash][0])} and {self._block} of kernel {self.kernels[-1]!r} "
-                f"both store to {tensor.name}{list(index)}; use accumulate"
-            )
-        writers[index] = self._block
+    def _check_read(self, region: Region) -> None:
+        if not self.count_runs:
+            self.hbm.check_read(region, len(self.kernels), self._block)
 
-    def kernel(self, name: str) -> None:
-        """A new kernel begins: outputs of the one before may be overwritten."""
-        super().kernel(name)
-        self._writers.clear()
+    def _note_write(self, region: Region) -> None:
+        if not self.count_runs:
+            self.hbm.note_write(region, len(self.kernels), self._block)
 
     def end_block(self) -> None:
         """Check that the block freed its tiles, and note its peaks."""
@@ -359,47 +285,22 @@ class Machine(Walk):
             raise TileError(f"the block ends but tiles are not freed: {self.sram.listing()}")
         self.register_peak = max(self.register_peak, sum(self.registers.values()))
         self.registers.clear()
-        self._watching = {}
+        self.watch()
 
     def end_step(self) -> None:
         """Keep the watched values."""
-        if self._watching:
-            self.log.watched[len(self.log) - 1] = {
-                name: tile.data[:, : ev.WATCHED_COLUMNS].copy()
-                if tile.data.ndim == 2
-                else tile.data
-                for name, tile in self._watching.items()
-            }
+        if self.recorder is not None:
+            self.recorder.end_step()
 
-    def _record(self, op, line, tile, region=None, **cost) -> None:
-        if line is not None:
-            self._line = self._line_index[self.kernels[-1], line]
-        shape = region.shape if region is not None else tile.shape
-        name = region.tensor.name if region is not None else tile.name
-        self.log.append(
-            (
-                op,
-                self._line,
-                self.log.name_index(name),
-                shape[0],
-                shape[1] if len(shape) > 1 else 0,
-                tile.nbytes if tile is not None else 0,
-                int(tile is not None and tile.space is SRAM),
-                len(self.kernels) - 1,
-                self._block,
-                self._head,
-                self._m_block,
-                self._n_block,
-                cost.get("hbm_read", 0),
-                cost.get("hbm_write", 0),
-                cost.get("sram_load", 0),
-                cost.get("sram_store", 0),
-                cost.get("matmul_flops", 0),
-                cost.get("exp_count", 0),
-            )
-        )
-
-
-def positions(rows: slice, cols: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Index arrays q_idx of shape (rows, 1) and k_idx of shape (1, cols)."""
-    return np.arange(rows.start, rows.stop)[:, None], np.arange(cols.start, cols.stop)[None, :]
+    def _record(
+        self,
+        op: int,
+        line: str | None,
+        tile: Tile | None,
+        region: Region | None = None,
+        cost: Mapping[str, int] = NOTHING,
+    ) -> None:
+        assert self.recorder is not None
+        kernel_line = None if line is None else (self.kernels[-1], line)
+        place = len(self.kernels) - 1, self._block, self._head, self._m_block, self._n_block
+        self.recorder.event(place, kernel_line, op, tile, region, cost)

@@ -1,4 +1,4 @@
-"""The two memories of a GPU that matter here: HBM holds tensors, SRAM holds tiles.
+"""On chip: tiles, and the SRAM that holds them.
 
 SRAM has a capacity in bytes; the tile that does not fit raises and lists what is resident.
 Registers hold what a thread block keeps closest; they are tracked apart and never counted as SRAM.
@@ -7,8 +7,7 @@ Registers hold what a thread block keeps closest; they are tracked apart and nev
 from __future__ import annotations
 
 import warnings
-
-import numpy as np
+from typing import Any
 
 SRAM, REGISTERS = "sram", "registers"
 
@@ -30,42 +29,9 @@ def describe(shape) -> str:
     return "x".join(str(size) for size in shape)
 
 
-class Tensor:
-    """A tensor in HBM; indexing it gives the `Region` that a tile is loaded from or stored to.
-
-    Parameters
-    ----------
-    name : str
-    shape : tuple of int
-    itemsize : int
-        Bytes an element, for the byte counts.
-    data : float32 array of `shape`, optional
-        None when only accesses are counted.
-    """
-
-    __slots__ = ("name", "shape", "itemsize", "data")
-
-    def __init__(self, name, shape, itemsize, data=None):
-        self.name, self.shape, self.itemsize, self.data = name, shape, itemsize, data
-
-    def __getitem__(self, index) -> Region:
-        return Region(self, index if isinstance(index, tuple) else (index,))
-
-
-class Region:
-    """Part of a tensor: whole numbers pick one entry of an axis, slices a range of it."""
-
-    __slots__ = ("tensor", "index", "shape", "size")
-
-    def __init__(self, tensor, index):
-        self.tensor, self.index = tensor, index
-        shape = [s.stop - s.start for s in index if type(s) is slice]
-        shape += tensor.shape[len(index) :]
-        self.shape = tuple(shape)
-        size = 1
-        for extent in shape:
-            size *= extent
-        self.size = size
+def extent(part: slice) -> int:
+    """How many rows or columns a slice covers."""
+    return part.stop - part.start
 
 
 class Tile:
@@ -77,19 +43,26 @@ class Tile:
         The tensor or value it holds, such as ``"K"`` or ``"S"``.
     space : str
         SRAM or REGISTERS.
+    shape : tuple of one or two ints
     data : float32 array or None
+    owner : Tile
+        The tile whose memory this is: itself, or the one it is a view of.
     alive, used : bool
-        Not yet freed; read by at least one operation.
+        Of the owner: not yet freed; read by at least one operation.
     """
 
-    __slots__ = ("name", "space", "shape", "size", "itemsize", "data", "alive", "used", "origin")
+    __slots__ = ("alive", "data", "itemsize", "name", "owner", "shape", "size", "space", "used")
 
-    def __init__(self, name, space, shape, itemsize=4, data=None, origin=None):
+    def __init__(self, name, space, shape, itemsize=4, data=None, owner=None):
         self.name, self.space, self.shape, self.itemsize = name, space, shape, itemsize
         self.size = shape[0] * shape[1] if len(shape) == 2 else shape[0]
-        self.data = data
+        self.data: Any = data
+        self.owner: Tile = owner or self
         self.alive, self.used = True, False
-        self.origin = origin
+
+    def __str__(self) -> str:
+        """As in an error: ``K (64x32)``."""
+        return f"{self.name} ({describe(self.shape)})"
 
     @property
     def nbytes(self) -> int:
@@ -99,18 +72,11 @@ class Tile:
     @property
     def T(self) -> Tile:
         """The same tile read with rows and columns exchanged; costs nothing."""
-        data = None if self.data is None else self.data.T
-        return Tile(
-            self.name, self.space, self.shape[::-1], self.itemsize, data, self.origin or self
-        )
+        return self.view(None if self.data is None else self.data.T, self.shape[::-1])
 
-    def read(self) -> Tile:
-        """Note that an operation reads the tile; an error if it is no longer on chip."""
-        owner = self.origin or self
-        if not owner.alive:
-            raise TileError(f"tile {self.name} ({describe(self.shape)}) is read but not resident")
-        owner.used = True
-        return self
+    def view(self, data, shape: tuple[int, ...] | None = None) -> Tile:
+        """The same memory read as `data`: each read counts, nothing else is occupied."""
+        return Tile(self.name, self.space, shape or self.shape, self.itemsize, data, self.owner)
 
 
 class Sram:
@@ -145,12 +111,12 @@ class Sram:
     def free(self, tile: Tile) -> None:
         """Give a tile's bytes back."""
         if self.resident.pop(id(tile), None) is None:
-            raise TileError(f"tile {tile.name} ({describe(tile.shape)}) is freed but not resident")
+            raise TileError(f"tile {tile} is freed but not resident")
         tile.alive = False
         self.used -= tile.nbytes
         if not tile.used:
             warnings.warn(
-                f"tile {tile.name} ({describe(tile.shape)}) was loaded but never used",
+                f"tile {tile} was loaded but never used",
                 UnusedTile,
                 stacklevel=3,
             )
@@ -159,8 +125,3 @@ class Sram:
         """The resident tiles with their sizes."""
         tiles = self.resident.values()
         return ", ".join(f"{t.name} {describe(t.shape)} {t.nbytes:,} bytes" for t in tiles)
-
-
-def blank(shape) -> np.ndarray:
-    """A float32 array that shows where nothing was written: all NaN."""
-    return np.full(shape, np.nan, np.float32)

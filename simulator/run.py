@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from flash_numba.problem import DTYPES, Problem
-from flash_numba.scores import check_differentiable
+from flash_numba.checks import index, whole
+from flash_numba.problem import Problem
+from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
+from .arrays import checked, collect, forward_outputs, outputs, tensors
 from .counts import Counts
 from .events import EventLog
-from .machine import LAYOUT, Machine
-from .programs import PROGRAMS, Program
+from .machine import Machine
+from .memory import SramOverflow
+from .programs import BROKEN, PROGRAMS, Pass, Program
 
 H100_SRAM_BYTES = 227 * 1024
 """Shared memory that one thread block can have on an H100 (CUDA C++ Programming Guide, table of
@@ -31,8 +37,8 @@ class Run:
     register_peak_bytes : int
         The most that tiles in registers took at once (fp32), not part of the SRAM peak.
     arrays : dict of str to float32 array
-        Outputs by name - O, dQ, dK, dV of shape (batch, seqlen, heads, head_dim), LSE of shape
-        (batch, heads, seqlen) - if arrays went in.
+        Outputs by name, if arrays went in - O, dQ, dK, dV of shape (batch, seqlen, heads,
+        head_dim), LSE of shape (batch, heads, seqlen). NaN for the heads that did not run.
     aux : list of arrays or None
         Gradients of the score changes' tensors (backward).
     log : EventLog or None
@@ -54,6 +60,8 @@ def simulate(
     do=None,
     dlse=None,
     *,
+    o=None,
+    lse=None,
     direction: str = "forward",
     tile_m: int = 64,
     tile_n: int = 64,
@@ -67,7 +75,7 @@ def simulate(
     Parameters
     ----------
     program : str or Program
-        A key of `programs.PROGRAMS`.
+        A key of `programs.PROGRAMS` or `programs.BROKEN`, or a program of your own.
     problem : Problem
     q, k, v : float arrays of shape (batch, seqlen, heads, head_dim), optional
         Without them only accesses are counted. They are rounded to the problem's dtype; the
@@ -76,61 +84,85 @@ def simulate(
         Gradient of the output; needed with arrays for ``direction="backward"``.
     dlse : float array of shape (batch, num_heads, seqlen_q), optional
         Gradient of lse. For a backward that only counts, True stands for "there is one".
+    o, lse : float arrays of the shapes of `do` and `dlse`, optional
+        The forward's outputs for a backward to start from, in place of those it finds itself.
     direction : "forward" or "backward"
         A backward with arrays runs the forward first, uncounted.
     tile_m, tile_n : int
-        Rows of a query tile and of a key tile.
+        Rows of a query tile and of a key tile; an idealised program has no use for them.
     sram_bytes : int or None
-        Capacity of SRAM; None = unlimited.
+        Capacity of SRAM; None = unlimited, as it is for an idealised program in any case.
     batch, head : int
         Which sequence and query head; ``head=None`` runs all heads of all sequences, with K and V
-        shared as the schedule shares them.
+        shared as the schedule shares them. Heads that only count and visit the same tiles are
+        walked once and counted as often as there are.
     record : bool
         Keep the event log (of one head only).
 
     Raises
     ------
     ValueError, TypeError
-        Naming the argument, what is allowed and what was received.
+        Naming the argument, what is allowed and what was received. `SramOverflow` is one.
     """
     program = _program(program)
     _check(problem, direction, batch, head, record)
-    arrays = _tensors(problem, q, k, v, do, dlse, direction)
+    for name, size in (("tile_m", tile_m), ("tile_n", tile_n), ("sram_bytes", sram_bytes)):
+        if name != "sram_bytes" or size is not None:
+            whole(name, size, 1)
     lse_gradient = dlse is not None and dlse is not False
-    groups = _groups(problem, batch, head)
-    result = Run(Counts({}, {}), arrays=_outputs(problem, direction) if arrays else {})
-    for sequence, heads in groups:
-        data = _inputs(arrays, sequence, heads, problem) if arrays else None
-        options = dict(batch=sequence, heads=heads, data=data, sram_bytes=sram_bytes)
-        if data is not None and direction == "backward":
-            program.forward.run(Machine(problem, tile_m, tile_n, **options))
-        chosen = program.forward if direction == "forward" else program.backward
-        if record:
-            result.log = EventLog(_meta(program, problem, direction, tile_m, tile_n, options))
-        gpu = Machine(
-            problem,
-            tile_m,
-            tile_n,
-            lse_gradient=lse_gradient,
-            lines=chosen.lines,
-            log=result.log,
-            **options,
-        )
-        chosen.run(gpu)
-        result.counts += gpu.ledger.counts(gpu.sram.peak)
+    if lse_gradient and program.idealised:
+        raise ValueError(f"dlse must be None for {program.name}, which has no lse; got one")
+    arrays = checked(problem, direction, q, k, v, do, dlse, o, lse)
+    chosen = program.forward if direction == "forward" else program.backward
+    options: dict[str, Any] = {
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "sram_bytes": None if program.idealised else sram_bytes,
+    }
+    result = Run(Counts(sram_peak_bytes=None if program.idealised else 0))
+    if arrays is not None:
+        result.arrays = outputs(problem, direction, program.idealised)
+        result.aux = aux_totals(problem) if direction == "backward" else None
+    if record:
+        result.log = EventLog(_meta(program, problem, direction, batch, head or 0, options))
+    for sequence, heads, times in _groups(problem, batch, head, counts_only=arrays is None):
+        options |= {"batch": sequence, "heads": heads}
+        if arrays is not None:
+            options["data"] = tensors(arrays, problem, sequence, heads)
+            if direction == "backward":
+                _run(program.forward, problem, options)
+                options["data"] |= forward_outputs(arrays, sequence, heads)
+        gpu = _run(chosen, problem, options, lse_gradient=lse_gradient, log=result.log)
+        peak = None if program.idealised else gpu.sram.peak
+        result.counts += gpu.ledger.counts(peak) * times
         result.register_peak_bytes = max(result.register_peak_bytes, gpu.register_peak)
-        if data is not None:
-            _collect(result, data, sequence, heads, problem)
-            result.aux = _added(result.aux, gpu.aux_totals)
+        if arrays is not None:
+            collect(result.arrays, gpu.hbm, problem, sequence, heads)
+            for total, part in zip(result.aux or (), gpu.aux_totals or (), strict=False):
+                if total is not None:
+                    total += part
     return result
+
+
+def _run(chosen: Pass, problem: Problem, options: dict, **more) -> Machine:
+    gpu = Machine(problem, lines=chosen.lines, **options, **more)
+    try:
+        chosen.run(gpu)
+    except SramOverflow as error:
+        raise SramOverflow(
+            f"tile_m and tile_n must let all tiles fit into sram_bytes={options['sram_bytes']:,}, "
+            f"got tile_m={options['tile_m']} and tile_n={options['tile_n']}: {error}"
+        ) from error
+    return gpu
 
 
 def _program(program: str | Program) -> Program:
     if isinstance(program, Program):
         return program
-    if program not in PROGRAMS:
+    found = PROGRAMS.get(program) or BROKEN.get(program)
+    if found is None:
         raise ValueError(f"program must be one of {', '.join(PROGRAMS)}; got {program!r}")
-    return PROGRAMS[program]
+    return found
 
 
 def _check(problem: Problem, direction: str, batch: int, head: int | None, record: bool) -> None:
@@ -138,102 +170,43 @@ def _check(problem: Problem, direction: str, batch: int, head: int | None, recor
         raise ValueError(f"direction must be 'forward' or 'backward', got {direction!r}")
     if direction == "backward":
         check_differentiable(problem)
-    if head is None:
-        if record:
-            raise ValueError("record=True follows one head: head must be a number, got None")
-        return
-    for name, value, limit in (("batch", batch, problem.batch), ("head", head, problem.num_heads)):
-        if not 0 <= value < limit:
-            raise ValueError(f"{name} must be in 0..{limit - 1}, got {value}")
-
-
-def _groups(problem: Problem, batch: int, head: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """(sequence, query heads that share a kv head) of every machine to run."""
     if head is not None:
-        return [(batch, (head,))]
-    size = problem.group
-    kv_heads = range(problem.num_kv_heads)
-    shared = [tuple(range(kv * size, (kv + 1) * size)) for kv in kv_heads]
-    return [(sequence, heads) for sequence in range(problem.batch) for heads in shared]
+        index("batch", batch, problem.batch)
+        index("head", head, problem.num_heads)
+    elif record:
+        raise ValueError("record=True follows one head: head must be a number, got None")
 
 
-def _tensors(problem: Problem, q, k, v, do, dlse, direction: str) -> dict[str, np.ndarray] | None:
-    """The arrays that came in, checked, rounded to the problem's dtype, as float32."""
-    given = {"q": q, "k": k, "v": v}
-    missing = [name for name, array in given.items() if array is None]
-    if len(missing) == 3:
-        return None
-    if missing:
-        raise ValueError(f"q, k and v must come together, got none for {' and '.join(missing)}")
-    b, h, kv = problem.batch, problem.num_heads, problem.num_kv_heads
-    n, m, d, d_v = problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v
-    shapes = {"q": (b, n, h, d), "k": (b, m, kv, d), "v": (b, m, kv, d_v)}
-    if direction == "backward":
-        if do is None:
-            raise ValueError("do must be an array for a backward with q, k and v, got None")
-        given["do"], shapes["do"] = do, (b, n, h, d_v)
-        if dlse is not None:
-            given["dlse"], shapes["dlse"] = dlse, (b, h, n)
-    dtype = DTYPES[problem.dtype]
-    arrays = {}
-    for name, array in given.items():
-        array = np.asarray(array)
-        if array.shape != shapes[name]:
-            raise ValueError(f"{name} must have shape {shapes[name]}, got {array.shape}")
-        if array.dtype.kind not in "fV" or array.dtype.names:
-            raise TypeError(f"{name} must hold floats, got dtype {array.dtype}")
-        rounded = array if name == "dlse" else array.astype(dtype)
-        arrays[name] = rounded.astype(np.float32)
-    return arrays
+def _groups(
+    problem: Problem, batch: int, head: int | None, counts_only: bool
+) -> Iterator[tuple[int, tuple[int, ...], int]]:
+    """Every machine to run: sequence, query heads that share a kv head, how often it counts."""
+    if head is not None:
+        yield batch, (head,), 1
+        return
+    size, kv_heads = problem.group, problem.num_kv_heads
+    shared = [tuple(range(kv * size, (kv + 1) * size)) for kv in range(kv_heads)]
+    mask = problem.mask
+    by_length = problem.block_mask is None and (mask is None or mask.key_range is None)
+    if counts_only and by_length:
+        # Causal and window follow from the number of keys, and nothing else skips a tile.
+        lengths = Counter(problem.key_length(sequence) for sequence in range(problem.batch))
+        for sequence in range(problem.batch):
+            times = lengths.pop(problem.key_length(sequence), 0)
+            if times:
+                yield sequence, shared[0], times * kv_heads
+        return
+    for sequence in range(problem.batch):
+        for heads in shared:
+            yield sequence, heads, 1
 
 
-def _inputs(arrays, sequence: int, heads: tuple[int, ...], problem: Problem) -> dict:
-    """One machine's tensors in HBM, shaped as `machine.LAYOUT` says."""
-    kv = heads[0] // problem.group
-    keys = slice(0, problem.key_length(sequence))
-    data = {
-        "Q": arrays["q"][sequence, :, heads, :],
-        "K": arrays["k"][sequence, keys, kv],
-        "V": arrays["v"][sequence, keys, kv],
-    }
-    if "do" in arrays:
-        data["dO"] = arrays["do"][sequence, :, heads, :]
-    if "dlse" in arrays:
-        data["dLSE"] = arrays["dlse"][sequence, heads, :]
-    return data
-
-
-def _outputs(problem: Problem, direction: str) -> dict[str, np.ndarray]:
-    """Zeros to collect outputs in; keys beyond a sequence's own length keep a zero gradient."""
-    b, h, kv = problem.batch, problem.num_heads, problem.num_kv_heads
-    n, m, d, d_v = problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v
-    shapes = {"O": (b, n, h, d_v), "LSE": (b, h, n)}
-    if direction == "backward":
-        shapes |= {"dQ": (b, n, h, d), "dK": (b, m, kv, d), "dV": (b, m, kv, d_v)}
-    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-
-
-def _collect(result: Run, data, sequence: int, heads: tuple[int, ...], problem: Problem) -> None:
-    for name, out in result.arrays.items():
-        if name == "LSE":
-            out[sequence, heads, :] = data[name]
-        elif LAYOUT[name][0] == "head":
-            out[sequence, :, heads, :] = data[name]
-        else:
-            kv = heads[0] // problem.group
-            out[sequence, : problem.key_length(sequence), kv] += data[name]
-
-
-def _added(total, part):
-    if total is None:
-        return part
-    return [a if a is None else a + b for a, b in zip(total, part, strict=True)]
-
-
-def _meta(program, problem, direction, tile_m, tile_n, options) -> dict:
+def _meta(
+    program: Program, problem: Problem, direction: str, batch: int, head: int, options: dict
+) -> dict:
     chosen = program.forward if direction == "forward" else program.backward
-    batch, head = options["batch"], options["heads"][0]
-    schedule = Schedule(problem, tile_m, tile_n, batch, head)
+    schedule = Schedule(problem, options["tile_m"], options["tile_n"], batch, head)
+    lines = chosen.lines.values()
     return {
         "program": program.name,
         "title": program.title,
@@ -249,11 +222,9 @@ def _meta(program, problem, direction, tile_m, tile_n, options) -> dict:
         "num_heads": problem.num_heads,
         "batch": batch,
         "head": head,
-        "tile_m": tile_m,
-        "tile_n": tile_n,
-        "sram_bytes": options["sram_bytes"],
+        **options,
         "kernels": list(chosen.lines),
-        "lines": [line for group in chosen.lines.values() for line in group],
-        "line_kernels": [i for i, g in enumerate(chosen.lines.values()) for _ in g],
+        "lines": [line for group in lines for line in group],
+        "line_kernels": [i for i, group in enumerate(lines) for _ in group],
         "tile_kinds": schedule.kinds().tolist(),
     }

@@ -12,7 +12,7 @@ Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partit
 import numpy as np
 
 from ..machine import Machine
-from ..memory import Tile
+from ..memory import Tile, extent
 from .softmax import (
     exponentials,
     normalised,
@@ -94,7 +94,7 @@ def forward(gpu: Machine, rescale: bool = True) -> None:
     O, LSE = gpu.tensor("O"), gpu.tensor("LSE")
     gpu.kernel("forward")
     for head, m_block, rows in gpu.query_tile_grid():
-        r = rows.stop - rows.start
+        r = extent(rows)
         if not gpu.sees_keys(head, m_block):
             gpu.fill("store O_i", O[head, rows], 0.0)
             gpu.fill("store lse_i", LSE[head, rows], -np.inf)
@@ -106,7 +106,7 @@ def forward(gpu: Machine, rescale: bool = True) -> None:
         alpha = gpu.in_registers("α", (r,), 1.0)
         gpu.watch(row_max=row_max, row_sum=row_sum, rescale=alpha, O=acc_o)
         for _, cols in gpu.key_tiles(head, m_block):
-            c = cols.stop - cols.start
+            c = extent(cols)
             sK = gpu.load("load K_j", K[cols])
             rS = gpu.in_registers("S", (r, c))
             gpu.product("S = scale Q_i K_jᵀ", rS, sQ, sK.T, scale=gpu.scale)
@@ -145,7 +145,7 @@ def backward(gpu: Machine) -> None:
     """
     delta_pass(gpu)
     gpu.kernel("zero dQ")
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         gpu.fill("store 0 to dQ_i", gpu.tensor("dQ")[head, rows], 0.0)
     gpu.kernel("dK dV dQ")
     key_tile_blocks(gpu, accumulate_dq=True)
@@ -170,10 +170,10 @@ def delta_pass(gpu: Machine) -> None:
     """delta = rowsum(dO * O), minus the gradient through lse if there is one."""
     O, dO, delta = gpu.tensor("O"), gpu.tensor("dO"), gpu.tensor("delta")
     gpu.kernel("delta")
-    for head, _, rows in gpu.query_tile_grid():
+    for head, rows in gpu.row_grid():
         sO = gpu.load("load O_i, dO_i", O[head, rows])
         sdO = gpu.load("load O_i, dO_i", dO[head, rows])
-        r_delta = gpu.in_registers("delta", (rows.stop - rows.start,))
+        r_delta = gpu.in_registers("delta", (extent(rows),))
         gpu.compute("delta = rowsum(dO ∘ O)", (r_delta,), (sO, sdO), row_dot)
         if gpu.lse_gradient:
             sdLSE = gpu.load("load O_i, dO_i", gpu.tensor("dLSE")[head, rows])
@@ -191,12 +191,12 @@ def query_tile_blocks(gpu: Machine) -> None:
             gpu.fill("store dQ_i", dQ[head, rows], 0.0)
             continue
         sQ, sdO, sLSE, sDelta = load_query_side(gpu, head, rows)
-        acc_dq = gpu.in_registers("dQ", (rows.stop - rows.start, gpu.d), 0.0)
+        acc_dq = gpu.in_registers("dQ", (extent(rows), gpu.d), 0.0)
         for _, cols in gpu.key_tiles(head, m_block):
             sK = gpu.load("load K_j, V_j", K[cols])
             sV = gpu.load("load K_j, V_j", V[cols])
             rP, chain = recompute_weights(gpu, head, rows, cols, sQ, sK, sLSE)
-            rdS = score_gradient(gpu, head, rows, cols, rP, sdO, sV, sDelta, chain)
+            rdS = score_gradient(gpu, head, rows, cols, rP, sdO, sV, sDelta, chain, aux=False)
             gpu.watch(P=rP, dS=rdS, lse=sLSE, delta=sDelta)
             gpu.product("dQ = dQ + dS K_j", acc_dq, rdS, sK, add=True)
             gpu.free(sK, sV)
@@ -208,7 +208,7 @@ def key_tile_blocks(gpu: Machine, *, accumulate_dq: bool) -> None:
     """One block per key tile: dK and dV stay in registers while query tiles pass by."""
     K, V, dQ, dK, dV = (gpu.tensor(name) for name in ("K", "V", "dQ", "dK", "dV"))
     for n_block, cols in gpu.key_tile_grid():
-        c = cols.stop - cols.start
+        c = extent(cols)
         if not gpu.is_seen(n_block):
             gpu.fill("store dK_j, dV_j", dK[cols], 0.0)
             gpu.fill("store dK_j, dV_j", dV[cols], 0.0)
@@ -228,7 +228,7 @@ def key_tile_blocks(gpu: Machine, *, accumulate_dq: bool) -> None:
                 gpu.product("dK = dK + dSᵀ Q_i", acc_dk, rdS.T, sQ, add=True)
                 if accumulate_dq:
                     line = "dQ_i = dQ_i + dS K_j  (atomic add)"
-                    rdQ = gpu.in_registers("dQ", (rows.stop - rows.start, gpu.d))
+                    rdQ = gpu.in_registers("dQ", (extent(rows), gpu.d))
                     gpu.product(line, rdQ, rdS, sK)
                     gpu.accumulate(line, dQ[head, rows], rdQ)
                 gpu.free(sQ, sdO, sLSE, sDelta)
@@ -247,7 +247,7 @@ def recompute_weights(
     gpu: Machine, head: int, rows: slice, cols: slice, sQ: Tile, sK: Tile, sLSE: Tile
 ) -> tuple[Tile, tuple]:
     """P of one tile from Q, K and lse, in registers; and the chain of its score changes."""
-    shape = r, c = rows.stop - rows.start, cols.stop - cols.start
+    shape = r, c = extent(rows), extent(cols)
     rS = gpu.in_registers("S", shape)
     gpu.product("S = scale Q_i K_jᵀ", rS, sQ, sK.T, scale=gpu.scale)
     chain = gpu.change_scores("mask S", rS, head, rows, cols)
@@ -266,14 +266,15 @@ def score_gradient(
     sV: Tile,
     sDelta: Tile,
     chain: tuple,
+    aux: bool = True,
 ) -> Tile:
     """dS of one tile from P, dO, V and delta, in registers."""
     rdP = gpu.in_registers("dP", rP.shape)
     gpu.product("dP = dO_i V_jᵀ", rdP, sdO, sV.T)
-    rdP = gpu.drop(rdP, head, rows, cols)
 
     def gradient(P, dP, delta):
-        return gpu.score_gradient(P * (dP - delta[:, None]), chain, head, rows, cols)
+        dP = dP * gpu.kept(head, rows, cols)
+        return gpu.score_gradient(P * (dP - delta[:, None]), chain, head, rows, cols, aux=aux)
 
     rdS = rdP  # in place
     gpu.compute("dS = scale P ∘ (dP - delta)", (rdS,), (rP, rdP, sDelta), gradient)

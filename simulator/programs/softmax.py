@@ -41,16 +41,54 @@ def unscaled(O, alpha):
 
 def normalised(O, m, l):
     """O / l and lse = m + log l; a row without keys gives 0 and -inf."""
-    empty = l == 0
-    divisor = np.where(empty, np.float32(1), l)
-    lse = np.where(empty, np.float32(-np.inf), m + np.log(divisor))
-    return O / divisor[:, None], lse
+    return O / divisor(l)[:, None], log_sum_exp(m, l)
 
 
 def log_sum_exp(m, l):
     """lse = m + log l; -inf for a row without keys."""
-    empty = l == 0
-    return np.where(empty, np.float32(-np.inf), m + np.log(np.where(empty, np.float32(1), l)))
+    return np.where(l == 0, np.float32(-np.inf), m + np.log(divisor(l)))
+
+
+def divisor(l):
+    """`l` with 0 replaced by 1: what a row without keys is divided by."""
+    return np.where(l == 0, np.float32(1), l)
+
+
+def tile_softmax(S):
+    """FlashAttention-1: P̃ = exp(S - m̃) of one tile, m̃ = rowmax S and l̃ = rowsum P̃."""
+    m = S.max(axis=1)
+    P = exponentials(S, m)
+    return P, m, P.sum(axis=1)
+
+
+def merged(m_i, l_i, m_tile, l_tile):
+    """FlashAttention-1: m and l of both, e^(m_i - m), and the shares of O_i and of P̃ V in O."""
+    m = np.maximum(m_i, m_tile)
+    alpha, beta = np.exp(m_i - finite(m)), np.exp(m_tile - finite(m))
+    l = alpha * l_i + beta * l_tile
+    return m, l, alpha, alpha * l_i / divisor(l), beta / divisor(l)
+
+
+def weighted(A, B, a, b):
+    """Row by row a A + b B."""
+    return a[:, None] * A + b[:, None] * B
+
+
+def running_softmax(S, m, l):
+    """One tile's part of the row maximum and sum: m, l and the factor exp(m_old - m)."""
+    m_new, alpha = running_max(S, m)
+    return m_new, running_sum(exponentials(S, m_new), alpha, l), alpha
+
+
+def weights(S, m, l):
+    """P = exp(S - m) / l; a row without a visible key gives 0."""
+    return exponentials(S, m) / divisor(l)[:, None]
+
+
+def row_softmax(S):
+    """P of whole rows."""
+    P = exponentials(S, S.max(axis=1, initial=-np.inf))
+    return P / divisor(P.sum(axis=1))[:, None]
 
 
 def row_dot(A, B):

@@ -1,0 +1,1 @@
+"""Attention inside other libraries; each module needs its library."""

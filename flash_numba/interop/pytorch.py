@@ -1,0 +1,275 @@
+"""Attention on torch tensors: ops: autograd has their gradients, torch.compile their shapes.
+
+Tensors and numbers are arguments of the ops. Functions and block masks cannot be: an op is handed
+their numbers in a table of this process.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from .. import attention as api
+from ..arguments import Numbers, Posed, check_functions, host_lengths, pose
+from ..arrays import one_place
+from ..ladder import check_wishes
+from ..masks import Mask, ScoreMod
+
+_objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_count = itertools.count(1)
+
+
+@torch.compiler.assume_constant_result
+def _number_of(thing) -> int:
+    """The number under which `_objects` has a function or block mask; 0 for None."""
+    if thing is None:
+        return 0
+    if thing not in _numbers:
+        number = _numbers[thing] = next(_count)
+        _objects[number] = thing
+    return _numbers[thing]
+
+
+class _Arguments(NamedTuple):
+    """Arguments of both ops behind q, k and v, in order."""
+
+    mask: Tensor | None
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    key_lengths: Tensor | None
+    seed: Tensor | None
+    score_tensor: Tensor | None
+    scale: float | None
+    causal: bool
+    left: int | None
+    right: int | None
+    softcap: float
+    dropout_p: float
+    score_mod: int
+    mask_mod: int
+    block_mask: int
+    kernel: str
+    deterministic: bool | None
+
+    def pose(self, q: Tensor, k: Tensor, v: Tensor, needs: Sequence[str] = ()) -> Posed:
+        """The problem, with the objects in place of their numbers."""
+        score_mod: Any = _objects[self.score_mod] if self.score_mod else None
+        if self.score_tensor is not None:
+            aux = list(score_mod.aux)
+            aux[score_mod.aux_index] = self.score_tensor
+            score_mod = replace(score_mod, aux=tuple(aux))
+        return pose(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            causal=self.causal,
+            window=(self.left, self.right),
+            key_lengths=self.key_lengths,
+            mask=self.mask,
+            bias=self.bias,
+            alibi_slopes=self.alibi_slopes,
+            softcap=self.softcap,
+            score_mod=score_mod,
+            mask_mod=_objects[self.mask_mod] if self.mask_mod else None,
+            block_mask=_objects[self.block_mask] if self.block_mask else None,
+            dropout_p=self.dropout_p,
+            seed=None if self.seed is None else int(self.seed) % (1 << 64),
+            needs=needs,
+        )
+
+
+def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Tensor]:
+    """O and lse of `flash_attention` on torch tensors, with their gradients.
+
+    Parameters
+    ----------
+    q, k, v, kernel, deterministic
+        As for `attention.flash_attention`.
+    options : dict
+        Its other arguments by name, but `return_lse`.
+    """
+    tensors = {name: options[name] for name in ("mask", "bias", "alibi_slopes")}
+    one_place(tuple(tensors), q=q, k=k, v=v, **tensors)
+    check_wishes(kernel, deterministic)
+    check_functions(*(options[name] for name in ("score_mod", "mask_mod", "block_mask")))
+    seed = options["seed"]
+    numbers = Numbers.of(
+        options["scale"],
+        options["causal"],
+        options["window"],
+        options["softcap"],
+        options["dropout_p"],
+        seed,
+    )
+    score_mod, lengths = options["score_mod"], options["key_lengths"]
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.as_tensor(host_lengths(lengths))
+    _refuse_lost_gradients(options)
+    arguments = _Arguments(
+        **tensors,
+        key_lengths=lengths,
+        seed=_seed(seed) if numbers.dropout_p else None,
+        score_tensor=_tensor_of(score_mod),
+        scale=numbers.softmax_scale,
+        causal=numbers.causal,
+        left=numbers.window[0],
+        right=numbers.window[1],
+        softcap=numbers.softcap,
+        dropout_p=numbers.dropout_p,
+        score_mod=_number_of(score_mod),
+        mask_mod=_number_of(options["mask_mod"]),
+        block_mask=_number_of(options["block_mask"]),
+        kernel=kernel,
+        deterministic=deterministic,
+    )
+    return forward(*_autocast(q, k, v), *arguments)
+
+
+def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
+    """q, k and v in the type that autocast asks for.
+
+    `torch.library.register_autocast` would take one type for good; autocast has the caller's.
+    """
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    # Like torch's own ops: float64 is left alone (and refused later), integers too.
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return [tensor.to(dtype) if tensor.dtype in eligible else tensor for tensor in tensors]
+
+
+def _seed(seed: int | None) -> Tensor:
+    """The seed as a tensor, so that a compiled call draws a new one each time it runs."""
+    if seed is None:
+        return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64)
+    return torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, dtype=torch.int64)
+
+
+def _tensor_of(score_mod) -> Tensor | None:
+    """The tensor of a score_mod that gets a gradient."""
+    if isinstance(score_mod, ScoreMod) and score_mod.aux_index is not None:
+        tensor = score_mod.aux[score_mod.aux_index]
+        return tensor if isinstance(tensor, Tensor) else None
+    return None
+
+
+def _refuse_lost_gradients(options: dict) -> None:
+    """Raise a ValueError if a tensor asks for a gradient that is not defined."""
+    score_mod, mask_mod, blocks = (options[n] for n in ("score_mod", "mask_mod", "block_mask"))
+    others: dict[str, Any] = {"alibi_slopes": options["alibi_slopes"]}
+    if isinstance(score_mod, ScoreMod):
+        rest = enumerate(score_mod.aux)
+        others["score_mod.aux"] = tuple(x for n, x in rest if n != score_mod.aux_index)
+    others["mask_mod.aux"] = mask_mod.aux if isinstance(mask_mod, Mask) else ()
+    others["block_mask.mask.aux"] = () if blocks is None else blocks.mask.aux
+    for name, part in others.items():
+        if _needs_gradient(part):
+            raise ValueError(
+                f"{name} must not require a gradient, as none is defined; a ScoreMod can define "
+                "that of the tensor aux[aux_index]"
+            )
+
+
+def _needs_gradient(part) -> bool:
+    if isinstance(part, tuple):
+        return any(_needs_gradient(inner) for inner in part)
+    return isinstance(part, Tensor) and part.requires_grad
+
+
+_SCHEMA = """Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? alibi_slopes,
+Tensor? key_lengths, Tensor? seed, Tensor? score_tensor, float? scale, bool causal, int? left,
+int? right, float softcap, float dropout_p, int score_mod, int mask_mod, int block_mask, str kernel,
+bool? deterministic"""
+_FORWARD_SCHEMA = f"({_SCHEMA}) -> (Tensor, Tensor)"
+_BACKWARD_SCHEMA = (
+    f"(bool[] needs, Tensor do, Tensor? dlse, Tensor o, Tensor lse, {_SCHEMA}) -> Tensor[]"
+)
+
+
+@torch.library.custom_op("flash_numba::attention", mutates_args=(), schema=_FORWARD_SCHEMA)
+def forward(q, k, v, *arguments):
+    """O and lse; behind v as in `_Arguments`."""
+    call = _Arguments(*arguments)
+    return api.forward(call.pose(q, k, v), call.kernel, call.deterministic)
+
+
+@forward.register_fake
+def _(q, k, v, *arguments):
+    batch, seqlen_q, num_heads, _ = q.shape
+    o = q.new_empty((batch, seqlen_q, num_heads, v.shape[3]))
+    return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "flash_numba::attention_backward", mutates_args=(), schema=_BACKWARD_SCHEMA
+)
+def backward(needs, do, dlse, o, lse, q, k, v, *arguments):
+    """Gradients of those of `attention.NEEDS` that `needs` has True for."""
+    call = _Arguments(*arguments)
+    names = [name for name, needed in zip(api.NEEDS, needs, strict=True) if needed]
+    posed = call.pose(q, k, v, names)
+    found = api.backward(posed, names, do, o, lse, dlse, call.kernel, call.deterministic)
+    return [gradient for gradient in found if gradient is not None]
+
+
+@backward.register_fake
+def _(needs, do, dlse, o, lse, q, k, v, *arguments):
+    tensors = _Arguments(*arguments)
+    sources = q, k, v, tensors.bias, tensors.score_tensor
+    wanted = (x for x, needed in zip(sources, needs, strict=True) if needed and x is not None)
+    return [x.new_empty(x.shape) for x in wanted]
+
+
+def _keep_for_backward(ctx, inputs, output):
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    ctx.save_for_backward(*output, *tensors)
+    ctx.places = [n for n, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+    numbers = _Arguments(*inputs[3:])
+    # What the table holds weakly lives as long as the graph.
+    ctx.objects = [
+        _objects.get(number) for number in (numbers.score_mod, numbers.mask_mod, numbers.block_mask)
+    ]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, do, dlse):
+    o, lse, *tensors = ctx.saved_tensors
+    inputs = list(ctx.others)
+    for place, tensor in zip(ctx.places, tensors, strict=True):
+        inputs[place] = tensor
+    sources = [
+        0,
+        1,
+        2,
+        3 + _Arguments._fields.index("bias"),
+        3 + _Arguments._fields.index("score_tensor"),
+    ]
+    needs = [ctx.needs_input_grad[place] for place in sources]
+    if do is None:
+        do = torch.zeros_like(o)
+    found = iter(backward(needs, do, dlse, o, lse, *inputs))
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    for place, needed in zip(sources, needs, strict=True):
+        if needed:
+            gradients[place] = next(found)
+    return tuple(gradients)
+
+
+def _twice(ctx, *gradients):
+    raise NotImplementedError(
+        "flash_attention can be differentiated once: gradients of its gradients are not defined"
+    )
+
+
+forward.register_autograd(_gradients, setup_context=_keep_for_backward)
+backward.register_autograd(_twice)

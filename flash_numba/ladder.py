@@ -1,0 +1,275 @@
+"""The rungs of the ladder - the implementations that exist - and which of them answers a call.
+
+A rung is data: what it needs, and where its functions are. With a GPU those functions run, without
+one the simulator's program of the same algorithm does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from .problem import Problem
+
+SIMULATOR = "tile simulator"
+
+
+class Gpu(NamedTuple):
+    """A GPU that kernels can run on.
+
+    Attributes
+    ----------
+    name : str
+    compute_capability : tuple of int
+        (major, minor).
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        major, minor = self.compute_capability
+        return f"{self.name} (compute capability {major}.{minor})"
+
+
+class NoGpu(NamedTuple):
+    """Why no kernel can run here."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{SIMULATOR} ({self.reason})"
+
+
+@cache
+def find_gpu(index: int = 0) -> Gpu | NoGpu:
+    """GPU number `index` of this machine, or why there is none. Looked for once a process."""
+    try:
+        from numba import config, cuda
+    except ImportError as error:
+        return NoGpu(f"no CUDA GPU: {error}")
+    if getattr(config, "ENABLE_CUDASIM", 0):
+        return NoGpu("no CUDA GPU: NUMBA_ENABLE_CUDASIM is set")
+    if not cuda.is_available():
+        return NoGpu("no CUDA GPU: the driver found none")
+    device = cuda.gpus.lst[index]
+    name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+    return Gpu(name, tuple(device.compute_capability))
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One implementation of attention.
+
+    Attributes
+    ----------
+    name : str
+        What ``kernel=`` calls it.
+    title : str
+        One line on what it is.
+    modules : tuple of str, or None
+        Where the GPU functions of its forward and of its backward pass live, imported when first
+        needed; None = the simulator alone has this rung. They have ::
+
+            forward(problem, q, k, v, o, lse, stream)
+            workspace(problem)  # -> bytes, in one or more parts
+            backward(problem, q, k, v, o, lse, do, dq, dk, dv, memory, dlse, stream, d_aux)
+
+        with arrays as `DeviceArray`, and `stream` the handle of a CUDA stream. o, lse and the
+        gradients are written; a gradient that is None is not computed. `memory` is a float32 array
+        of ``sum(workspace(problem))`` bytes. `dlse` may be None. `d_aux` has an entry for each of
+        ``problem.score_mods``: None, or a float32 array of zeros to add to, of the shape that
+        `scores.aux_totals` says.
+    programs : tuple of str
+        The simulator's programs of the forward and of the backward pass.
+    compute_capability : tuple of int
+        The least that its kernels need.
+    dtypes : tuple of str
+        Element types of q, k and v.
+    max_head_dim : int
+        The largest head_dim and head_dim_v of its kernels.
+    lacks : frozenset of str
+        Names of `features_of` that it does not have.
+    deterministic : bool
+        Whether its backward gives the same bits each time.
+    """
+
+    name: str
+    title: str
+    modules: tuple[str, str] | None
+    programs: tuple[str, str]
+    compute_capability: tuple[int, int] = (7, 5)
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    max_head_dim: int = 256
+    lacks: frozenset[str] = frozenset()
+    deterministic: bool = True
+
+    def functions(self, direction: str) -> Any:
+        """The module of its GPU functions of the "forward" or "backward" pass."""
+        assert self.modules is not None
+        return import_module(self.modules[direction == "backward"], __package__)
+
+    def why_not(
+        self,
+        problem: Problem,
+        gpu: Gpu | NoGpu,
+        deterministic: bool | None = None,
+        needs: Sequence[str] = (),
+    ) -> str | None:
+        """What keeps this rung from answering, or None if nothing does; as for `look`."""
+        if problem.dtype not in self.dtypes:
+            return f"takes {', '.join(self.dtypes)}, got {problem.dtype}"
+        if missing := sorted(self.lacks & features_of(problem, needs)):
+            return f"has no {', '.join(missing)}"
+        if deterministic and not self.deterministic:
+            return "its backward is not deterministic, got deterministic=True"
+        if isinstance(gpu, NoGpu):
+            return None
+        if self.modules is None:
+            return "has no kernel for a GPU"
+        if gpu.compute_capability < self.compute_capability:
+            need = "{}.{}".format(*self.compute_capability)
+            return f"needs compute capability {need} or newer, got {gpu}"
+        if max(problem.head_dim, problem.head_dim_v) > self.max_head_dim:
+            return (
+                f"takes a head_dim and head_dim_v up to {self.max_head_dim}, got "
+                f"{problem.head_dim} and {problem.head_dim_v}"
+            )
+        return None
+
+
+RUNGS: tuple[Rung, ...] = (
+    Rung(
+        "flash2",
+        "FlashAttention-2: query tiles outside, O in registers",
+        None,
+        ("flash2", "flash2_two_kernel"),
+    ),
+    Rung(
+        "flash1",
+        "FlashAttention-1: key tiles outside, O rewritten at every pair of tiles",
+        None,
+        ("flash1", "flash1"),
+    ),
+    Rung(
+        "standard",
+        "Standard attention in tiles, S and P in memory",
+        None,
+        ("tiled", "tiled"),
+    ),
+)
+"""The rungs that exist, the fastest first."""
+
+
+def features_of(problem: Problem, needs: Sequence[str] = ()) -> frozenset[str]:
+    """Names of what a problem, and a backward pass for `needs`, ask for beyond plain attention."""
+    asked = {
+        "causal": problem.causal,
+        "window": problem.window != (None, None),
+        "key lengths": problem.key_lengths is not None,
+        "mask": problem.mask is not None,
+        "block mask": problem.block_mask is not None,
+        "score changes": bool(problem.score_mods),
+        "dropout": problem.dropout_p > 0,
+        "grouped heads": problem.group > 1,
+        "another head_dim_v": problem.head_dim_v != problem.head_dim,
+        "gradient of bias": "bias" in needs,
+        "gradient of score_mod": "score_mod" in needs,
+    }
+    return frozenset(name for name, used in asked.items() if used)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rung answers a call, and why each other one does not.
+
+    Attributes
+    ----------
+    rung : Rung or None
+        None if none can.
+    gpu : Gpu or NoGpu
+        What it runs on; without a GPU, the tile simulator.
+    reasons : dict of str to str
+        By name of every other rung.
+    """
+
+    rung: Rung | None
+    gpu: Gpu | NoGpu
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        runs = f"{self.rung.name} runs" if self.rung else "no rung runs"
+        others = (f"  {name}: {reason}" for name, reason in self.reasons.items())
+        return "\n".join((f"{runs} on the {self.gpu}", *others))
+
+
+def check_wishes(kernel, deterministic) -> None:
+    """Raise a ValueError or TypeError unless `look` knows them."""
+    names = ["auto", *(rung.name for rung in RUNGS)]
+    if kernel not in names:
+        raise ValueError(f"kernel must be one of {', '.join(names)}; got {kernel!r}")
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic must be True, False or None, got {deterministic!r}")
+
+
+def look(
+    problem: Problem,
+    gpu: Gpu | NoGpu,
+    kernel: str = "auto",
+    deterministic: bool | None = None,
+    needs: Sequence[str] = (),
+) -> Choice:
+    """Find the rung that answers, without complaint if there is none.
+
+    Parameters
+    ----------
+    problem : Problem
+    gpu : Gpu or NoGpu
+    kernel : str
+        "auto", or the name of the one rung to consider.
+    deterministic : bool or None
+        True: only rungs whose backward gives the same bits each time. None takes what is fastest,
+        which is a deterministic one unless that costs more than a fifth of the speed.
+    needs : sequence of str
+        Gradients that a backward pass is asked for.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If `kernel` or `deterministic` is not one of these.
+    """
+    check_wishes(kernel, deterministic)
+    chosen, reasons = None, {}
+    for rung in RUNGS:
+        if kernel not in ("auto", rung.name):
+            reasons[rung.name] = f"not asked for: kernel={kernel!r}"
+        elif reason := rung.why_not(problem, gpu, deterministic, needs):
+            reasons[rung.name] = reason
+        elif chosen is not None:
+            reasons[rung.name] = f"{chosen.name} comes first: it is faster"
+        else:
+            chosen = rung
+    return Choice(chosen, gpu, reasons)
+
+
+def choose(
+    problem: Problem,
+    gpu: Gpu | NoGpu,
+    kernel: str = "auto",
+    deterministic: bool | None = None,
+    needs: Sequence[str] = (),
+) -> Rung:
+    """The rung that answers; parameters as for `look`.
+
+    Raises
+    ------
+    ValueError
+        If none can, with the reason of each.
+    """
+    choice = look(problem, gpu, kernel, deterministic, needs)
+    if choice.rung is None:
+        raise ValueError(str(choice))
+    return choice.rung

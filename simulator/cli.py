@@ -1,0 +1,206 @@
+"""The command `flash-numba`: errors are one line, and nothing heavy is imported to show help."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.core
+
+CLICK_ERROR: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+"""Base of the errors that typer raises about options; typer brings its own or click's."""
+
+
+class OneLineErrors(typer.core.TyperGroup):
+    """A command group that reports what a user can mend as ``error: ...`` and exit code 2."""
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **options: Any) -> NoReturn:
+        """Run, and exit."""
+        args = sys.argv[1:] if args is None else list(args)
+        options |= {"prog_name": "flash-numba", "standalone_mode": False}
+        try:
+            code = super().main(args or ["--help"], **options)
+        except CLICK_ERROR as error:
+            _fail(getattr(error, "format_message", error.__str__)())
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            _fail(str(error))
+        except (MemoryError, OverflowError) as error:
+            _fail(f"the problem is too large for this machine: {error}")
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    add_completion=False,
+    help="FlashAttention to read, run, step through and count.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    app()
+    sys.exit()
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what is installed, what will run here, what will not and why."""
+    from .doctor import examine
+
+    report = examine()
+    print(json_module.dumps(report.to_json(), indent=2) if json else report.text())
+
+
+@app.command()
+def compare(
+    seqlen: Annotated[int | None, typer.Option(help="Queries and keys. (default: 1024)")] = None,
+    seqlen_q: Annotated[int | None, typer.Option(help="Queries, where they differ.")] = None,
+    seqlen_k: Annotated[int | None, typer.Option(help="Keys, where they differ.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Columns. (default: 64)")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads. (default: 1)")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Key/value heads. (default: --heads)")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences. (default: 1)")] = None,
+    input: Annotated[
+        str | None, typer.Option(help="Take sizes from q, k, v in .npz, .npy or .safetensors.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16 or fp8.")] = "fp16",
+    tile_m: Annotated[int, typer.Option(help="Rows of a query tile.")] = 128,
+    tile_n: Annotated[int, typer.Option(help="Rows of a key tile.")] = 64,
+    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
+    window: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="Keys seen before and after; 'none' is unlimited.", metavar="L R"),
+    ] = None,
+    direction: Annotated[str, typer.Option(help="forward, backward or both.")] = "forward",
+    program: Annotated[
+        list[str] | None,
+        typer.Option(help="Flash program, repeatable, or all. (default: flash1, flash2)"),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="Standard attention beside algorithm0, or all. (default: tiled)"),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Whose SRAM and peaks.")] = "H100",
+    head: Annotated[int | None, typer.Option(help="Query head counted. (default: 0)")] = None,
+    all_heads: Annotated[bool, typer.Option("--all-heads", help="Count all heads.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+) -> None:
+    """Count what standard attention and FlashAttention move, beside the closed forms."""
+    from . import compare as comparing
+
+    _exclude("--json", json, "--csv", csv)
+    _exclude("--all-heads", all_heads, "--head", head is not None)
+    sizes = {
+        "seqlen": seqlen,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": seqlen_k,
+        "head_dim": head_dim,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "batch": batch,
+    }
+    options = {"dtype": dtype, "causal": causal, "window": _window(window)}
+    problem, arrays = _problem_of(input, sizes, options)
+    found = comparing.comparison(
+        problem,
+        tile_m,
+        tile_n,
+        direction=direction,
+        programs=comparing.choose(program, baseline),
+        gpu=gpu,
+        arrays=None if json or csv else arrays,
+        all_heads=all_heads,
+        head=head or 0,
+        track=_progress,
+    )
+    if json:
+        print(json_module.dumps(found.to_json(), indent=2))
+    elif csv:
+        print(found.to_csv(), end="")
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(found.table())
+
+
+def _exclude(first: str, has_first: bool, second: str, has_second: bool) -> None:
+    if has_first and has_second:
+        raise ValueError(f"{first} cannot go with {second}, got both")
+
+
+def _problem_of(path: str | None, sizes: dict, options: dict):
+    """The problem that sizes, or the arrays of a file, pose; and the arrays, if there are any."""
+    from flash_numba.problem import Problem
+
+    given = {f"--{name.replace('_', '-')}": name for name in sizes if sizes[name] is not None}
+    if path is not None:
+        from .inputs import load_input
+
+        if given:
+            raise ValueError(f"--input brings its own sizes, got {', '.join(given)} too")
+        arrays = load_input(path, dtype=options["dtype"])
+        return Problem.of(*arrays, **options), arrays
+    both = sizes["seqlen_q"], sizes["seqlen_k"]
+    for option in ("--seqlen-q", "--seqlen-k"):
+        _exclude("--seqlen", sizes["seqlen"] is not None, option, option in given)
+    if both.count(None) == 1:
+        raise ValueError(f"--seqlen-q and --seqlen-k must come together, got {', '.join(given)}")
+    seqlen = 1024 if sizes["seqlen"] is None else sizes["seqlen"]
+    queries, keys = (seqlen if side is None else side for side in both)
+    problem = Problem(
+        queries,
+        keys,
+        64 if sizes["head_dim"] is None else sizes["head_dim"],
+        batch=1 if sizes["batch"] is None else sizes["batch"],
+        num_heads=1 if sizes["heads"] is None else sizes["heads"],
+        num_kv_heads=sizes["kv_heads"],
+        **options,
+    )
+    return problem, None
+
+
+def _window(sides: tuple[str, str] | None) -> tuple[int | None, int | None]:
+    if sides is None:
+        return None, None
+    try:
+        left, right = (None if side.lower() == "none" else int(side) for side in sides)
+    except ValueError:
+        raise ValueError(f"window must be two whole numbers or 'none', got {sides}") from None
+    return left, right
+
+
+def _progress(jobs: list):
+    """Show the passes to run on stderr, if a person is there to see it."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
+
+
+try:
+    from .viewer.cli import step
+except ModuleNotFoundError:
+    pass
+else:
+    app.command()(step)
+
+
+if __name__ == "__main__":
+    main()

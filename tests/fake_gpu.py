@@ -1,0 +1,130 @@
+"""A GPU made of host memory: arrays with a CUDA interface, and a rung that asks the reference.
+
+What the front door does for a GPU - choosing a rung, handing over pointers, shapes, strides and the
+stream, making results - runs here as it is; only the kernels and Numba's memory are stand-ins.
+"""
+
+import ctypes
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from flash_numba import arrays, ladder, reference
+from flash_numba.arrays import DeviceArray
+from flash_numba.ladder import Gpu, NoGpu, Rung
+from flash_numba.problem import DTYPES
+
+GPU = Gpu("Fake GPU", (8, 0))
+
+
+class CudaArray:
+    """Host memory that passes for an array in GPU memory."""
+
+    def __init__(self, array: np.ndarray, stream: int = 7):
+        self.array, self.stream = array, stream
+        self.shape, self.dtype = array.shape, array.dtype
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.array.ctypes.data, False),
+            "strides": self.array.strides,
+            "stream": self.stream,
+            "version": 3,
+        }
+
+    def copy_to_device(self, array: np.ndarray) -> None:
+        self.array[:] = array
+
+    def copy_to_host(self) -> np.ndarray:
+        return self.array.copy()
+
+
+def memory(view: DeviceArray) -> np.ndarray:
+    """The array that a kernel would see through `view`."""
+    dtype = DTYPES.get(view.dtype) or np.dtype(view.dtype)
+    pairs = zip(view.shape, view.strides, strict=True)
+    last = sum((size - 1) * step for size, step in pairs) + dtype.itemsize
+    buffer: Any = (ctypes.c_char * max(last, 1)).from_address(view.pointer)
+    return np.ndarray(view.shape, dtype, buffer, strides=view.strides)
+
+
+def seen(part):
+    """`aux` with the memory of its arrays."""
+    if isinstance(part, DeviceArray):
+        return memory(part)
+    return tuple(seen(inner) for inner in part) if isinstance(part, tuple) else part
+
+
+def seen_problem(problem):
+    mods = tuple(replace(mod, aux=seen(mod.aux)) for mod in problem.score_mods)
+    mask = problem.mask and replace(problem.mask, aux=seen(problem.mask.aux))
+    return replace(problem, score_mods=mods, mask=mask)
+
+
+class Functions:
+    """A rung's functions; keeps what it was handed."""
+
+    def __init__(self):
+        self.calls = []
+
+    def forward(self, problem, q, k, v, o, lse, stream):
+        self.calls.append(SimpleNamespace(problem=problem, q=q, k=k, v=v, o=o, stream=stream))
+        memory(o)[:], memory(lse)[:] = reference.forward(
+            seen_problem(problem), memory(q), memory(k), memory(v)
+        )
+
+    def workspace(self, problem):
+        return 16, 21
+
+    def backward(
+        self, problem, q, k, v, o, lse, do, dq, dk, dv, space, dlse=None, stream=0, d_aux=()
+    ):
+        given = SimpleNamespace(problem=problem, dq=dq, dk=dk, dv=dv, d_aux=d_aux, stream=stream)
+        self.calls.append(given)
+        assert memory(space).nbytes == 40
+        dlse = None if dlse is None else memory(dlse)
+        found = reference.backward(
+            seen_problem(problem), memory(q), memory(k), memory(v), memory(do), dlse
+        )
+        for view, gradient in ((dq, found.dq), (dk, found.dk), (dv, found.dv)):
+            if view is not None:
+                memory(view)[:] = gradient
+        with_gradient = [n for n, mod in enumerate(problem.score_mods) if mod.aux_index is not None]
+        for number, gradient in zip(with_gradient, found.aux, strict=True):
+            if d_aux and d_aux[number] is not None:
+                memory(d_aux[number])[:] += gradient
+
+
+def install(monkeypatch, gpu: Gpu | NoGpu = GPU, **needs) -> Functions:
+    """Put the fake GPU in place of this machine's, with the one rung "fake" on it."""
+    functions = Functions()
+
+    class FakeRung(Rung):
+        def functions(self, direction):
+            return functions
+
+    def blank(shape, dtype) -> CudaArray:
+        array = np.empty(shape, dtype)
+        array.view(np.uint8).fill(0xFF)  # NaN in every float type
+        return CudaArray(array)
+
+    rung = FakeRung("fake", "the reference", ("fake", "fake"), ("flash2", "flash2"), **needs)
+    monkeypatch.setattr(ladder, "RUNGS", (rung,))
+    monkeypatch.setattr(ladder, "find_gpu", lambda index=0: gpu)
+    kind = arrays.kind_of("q", CudaArray(np.empty(1)))
+    monkeypatch.setattr(type(kind), "device", lambda self, array: "cuda:0")
+    monkeypatch.setattr(
+        type(kind), "empty", lambda self, shape, dtype, like: blank(shape, DTYPES[dtype])
+    )
+    try:
+        from numba import cuda
+    except ImportError:
+        return functions
+    monkeypatch.setattr(cuda, "to_device", lambda array: CudaArray(array.copy()))
+    monkeypatch.setattr(cuda, "device_array", blank)
+    return functions

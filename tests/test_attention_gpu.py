@@ -1,0 +1,173 @@
+"""The front door on a GPU: every rung that has kernels, from every kind of array."""
+
+import numpy as np
+import pytest
+from cases import CASES
+from harness import Case, check
+from public_api import PublicApi
+
+from flash_numba import explain, flash_attention, flash_attention_backward, ladder, masks
+from flash_numba import reference as ref
+from flash_numba.budget import within_budget
+from flash_numba.ladder import RUNGS
+from flash_numba.problem import DTYPES, Problem
+
+pytestmark = pytest.mark.gpu
+RNG = np.random.default_rng(17)
+WITH_KERNELS = [rung.name for rung in RUNGS if rung.modules]
+each_rung = pytest.mark.parametrize("kernel", WITH_KERNELS)
+
+
+def arrays(dtype="fp32", head_dim=64):
+    shapes = {"q": (2, 70, 4, head_dim), "k": (2, 90, 2, head_dim), "v": (2, 90, 2, head_dim)}
+    return [RNG.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes.values()]
+
+
+def hold(found, problem, inputs, do):
+    """o, lse, dq, dk and dv against the reference of the same type."""
+    q, k, v = inputs
+    answers = {}
+    for dtype in (None, problem.dtype):
+        o, lse = ref.forward(problem, q, k, v, dtype=dtype)
+        grads = ref.backward(problem, q, k, v, do, dtype=dtype)
+        answers[dtype] = {"o": o, "lse": lse, "dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+    for name, array in zip(("o", "lse", "dq", "dk", "dv"), found, strict=True):
+        dtype = "fp32" if name == "lse" else problem.dtype
+        verdict = within_budget(array, answers[None][name], answers[problem.dtype][name], dtype)
+        assert verdict, (name, verdict)
+
+
+def test_find_gpu_names_it():
+    gpu = ladder.find_gpu()
+    assert isinstance(gpu, ladder.Gpu)
+    assert gpu.compute_capability >= (5, 0)
+    assert gpu.name
+    assert str(gpu) in str(explain(*arrays()))
+
+
+@each_rung
+@pytest.mark.parametrize("spec", CASES, ids=[spec.id for spec in CASES])
+def test_cases(spec, kernel):
+    case: Case = spec.build()
+    check(case, PublicApi(kernel))
+
+
+@each_rung
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_host_arrays_come_back_as_host_arrays(dtype, kernel):
+    q, k, v = arrays(dtype)
+    problem = Problem.of(q, k, v, causal=True)
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True, kernel=kernel)
+    do = RNG.standard_normal(o.shape).astype(o.dtype)
+    found = flash_attention_backward(do, q, k, v, o, lse, causal=True, kernel=kernel)
+    assert {type(x) for x in (o, lse, *found[:3])} == {np.ndarray}
+    hold((o, lse, *found[:3]), problem, (q, k, v), do)
+
+
+@each_rung
+def test_numba_device_arrays(kernel):
+    from numba import cuda
+
+    host = arrays()
+    mask = RNG.random((70, 90)) < 0.8
+    q, k, v, on_gpu = (cuda.to_device(x) for x in (*host, mask))
+    o, lse = flash_attention(q, k, v, mask=on_gpu, return_lse=True, kernel=kernel)
+    found = flash_attention_backward(o, q, k, v, o, lse, mask=on_gpu, kernel=kernel)
+    given = [o.copy_to_host(), lse.copy_to_host(), *(x.copy_to_host() for x in found[:3])]
+    expected = flash_attention(*host, mask=mask, kernel=kernel)
+    np.testing.assert_array_equal(given[0], expected)
+    visible = masks.boolean(np.broadcast_to(mask, (2, 4, 70, 90)))
+    problem = Problem.of(*host, mask=visible)
+    hold(given, problem, host, given[0])
+
+
+@each_rung
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_cupy_arrays_on_their_stream(dtype, kernel):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    host = arrays(dtype)
+    slopes = RNG.random(4).astype(np.float32)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        q, k, v, on_gpu = (cupy.asarray(x) for x in (*host, slopes))
+        o, lse = flash_attention(q, k, v, alibi_slopes=on_gpu, return_lse=True, kernel=kernel)
+        found = flash_attention_backward(o, q, k, v, o, lse, alibi_slopes=on_gpu, kernel=kernel)
+        stream.synchronize()
+    assert {type(x) for x in (o, lse, *found[:3])} == {cupy.ndarray}
+    results = [x.get() for x in (o, lse, *found[:3])]
+    change = masks.alibi(np.broadcast_to(slopes, (2, 4)), 20)
+    hold(results, Problem.of(*host, score_mods=[change]), host, results[0])
+
+
+@each_rung
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_torch_tensors_on_their_stream(dtype, kernel):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    host = arrays(dtype)
+    element = getattr(torch, str(DTYPES[dtype]))
+    exact = [x.astype(np.float32) for x in host]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # what runs on another stream would come first
+        q, k, v = (torch.from_numpy(x).cuda().to(element).requires_grad_() for x in exact)
+        o, lse = flash_attention(
+            q, k, v, causal=True, dropout_p=0.2, seed=9, return_lse=True, kernel=kernel
+        )
+        do = torch.randn_like(o)
+        found = torch.autograd.grad(o, (q, k, v), do)
+    stream.synchronize()
+    assert {x.device for x in (o, lse, *found)} == {q.device}
+    results = [x.detach().float().cpu().numpy() for x in (o, lse, *found)]
+    problem = Problem.of(*host, causal=True, dropout_p=0.2, seed=9)
+    hold(results, problem, host, do.float().cpu().numpy())
+
+
+@each_rung
+def test_torch_views_of_any_strides(kernel):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    base_q = torch.randn(2, 4, 70, 64, device="cuda", requires_grad=True)
+    base_k = torch.randn(2, 90, 1, 64, device="cuda", requires_grad=True)
+    base_v = torch.randn(2, 90, 4, 129, device="cuda", requires_grad=True)
+    bases = base_q, base_k, base_v
+    views = base_q.transpose(1, 2), base_k.expand(-1, -1, 4, -1), base_v[..., 1::2]
+    copies = [x.detach().contiguous().requires_grad_() for x in views]
+    do = torch.ones(1, device="cuda").expand(2, 70, 4, 64)
+    found = torch.autograd.grad(flash_attention(*views, kernel=kernel), bases, do)
+    dq, dk, dv = torch.autograd.grad(
+        flash_attention(*copies, kernel=kernel), copies, do.contiguous()
+    )
+    torch.testing.assert_close(found[0], dq.transpose(1, 2))
+    torch.testing.assert_close(found[1], dk.sum(2, keepdim=True))
+    torch.testing.assert_close(found[2][..., 1::2], dv)
+
+
+@each_rung
+def test_compiled_and_captured_in_a_graph(kernel):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays())
+    expected = flash_attention(q, k, v, causal=True, kernel=kernel)
+
+    def call(q, k, v):
+        return flash_attention(q, k, v, causal=True, kernel=kernel)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call(q, k, v)
+    q.mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(o, call(q, k, v))
+
+
+@each_rung
+def test_the_second_gpu_is_used_where_the_tensors_are_there(kernel):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    given = arrays()
+    first, second = ([torch.from_numpy(x).to(f"cuda:{n}") for x in given] for n in range(2))
+    o = flash_attention(*second, kernel=kernel)
+    assert o.device.index == 1
+    torch.testing.assert_close(o.cpu(), flash_attention(*first, kernel=kernel).cpu())
+    assert torch.cuda.current_device() == 0
