@@ -10,10 +10,10 @@ import struct
 import sys
 import threading
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
+from .arrays import DeviceArray
 from .device.numba_cuda import cuda, types
 
 SHARED_LIMITS = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
@@ -33,60 +33,24 @@ _STORED = {
     "int8": types.int8,
     "bool": types.boolean,
 }
-_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "float64": 8, "int64": 8, "int32": 4}
+_ITEMSIZE |= {"int8": 1, "bool": 1}
 
 
-class DeviceArray(NamedTuple):
-    """An array in GPU memory, without owning it.
-
-    Attributes
-    ----------
-    pointer : int
-        Address of the first element.
-    shape, strides : tuple of int
-        Sizes, and bytes from one element to the next, of each axis.
-    dtype : str
-        "fp32", "fp16", "bf16", "float64", "int64", "int32", "int8" or "bool".
-    """
-
-    pointer: int
-    shape: tuple
-    strides: tuple
-    dtype: str
-
-    @classmethod
-    def of(cls, array) -> "DeviceArray":
-        """A view of a torch tensor or of anything with ``__cuda_array_interface__``."""
-        if isinstance(array, DeviceArray):
-            return array
-        if hasattr(array, "data_ptr"):
-            name = str(array.dtype).removeprefix("torch.")
-            itemsize = array.element_size()
-            strides = tuple(step * itemsize for step in array.stride())
-            return cls(array.data_ptr(), tuple(array.shape), strides, _NAMES.get(name, name))
-        interface = array.__cuda_array_interface__
-        dtype = np.dtype(interface["typestr"])
-        shape = tuple(interface["shape"])
-        strides = interface.get("strides")
-        if strides is None:
-            sizes = np.array((*shape[1:], 1), np.int64)[::-1]
-            strides = tuple(int(n) * dtype.itemsize for n in np.multiply.accumulate(sizes)[::-1])
-        return cls(interface["data"][0], shape, tuple(strides), _NAMES.get(dtype.name, dtype.name))
-
-    def allows_vectors(self) -> bool:
-        """Whether four neighbours of the last axis can be read or written at once in every row."""
-        itemsize = {"fp32": 4, "fp16": 2, "bf16": 2}[self.dtype]
-        *outer, last = self.strides
-        steps = [step for step, size in zip(outer, self.shape, strict=False) if size > 1]
-        return (
-            (last == itemsize or self.shape[-1] == 1)
-            and self.shape[-1] % 4 == 0
-            and all(step % (4 * itemsize) == 0 for step in (self.pointer, *steps))
-        )
+def allows_vectors(array: DeviceArray) -> bool:
+    """Whether four neighbours of the last axis can be read or written at once in every row."""
+    itemsize = _ITEMSIZE[array.dtype]
+    *outer, last = array.strides
+    steps = [step for step, size in zip(outer, array.shape, strict=False) if size > 1]
+    return (
+        (last == itemsize or array.shape[-1] == 1)
+        and array.shape[-1] % 4 == 0
+        and all(step % (4 * itemsize) == 0 for step in (array.pointer, *steps))
+    )
 
 
 def argument_types(arguments):
-    """Numba types of kernel arguments: DeviceArrays, ints, floats (as float32) and nested tuples."""
+    """Numba types of arguments: DeviceArrays, ints, floats (as float32) and nested tuples."""
     if isinstance(arguments, DeviceArray):
         return types.Array(_STORED[arguments.dtype], len(arguments.shape), "A")
     if isinstance(arguments, np.uint64):
@@ -99,10 +63,9 @@ def argument_types(arguments):
 
 
 def _flatten(argument, formats: list, values: list) -> None:
-    """Append the slots of one argument, 8 bytes each, in the order of Numba's calling convention."""
+    """Append the slots of one argument, 8 bytes each, as Numba's calling convention has them."""
     if isinstance(argument, DeviceArray):
-        itemsize = {"fp32": 4, "fp16": 2, "bf16": 2, "bool": 1}.get(argument.dtype)
-        itemsize = itemsize or np.dtype(argument.dtype).itemsize
+        itemsize = _ITEMSIZE[argument.dtype]
         count = 1
         for size in argument.shape:
             count *= size

@@ -1,4 +1,4 @@
-"""Compiling kernels without a GPU: to PTX with Numba, and on to machine code where ptxas is there."""
+"""Compiling kernels without a GPU: to PTX with Numba, to machine code where ptxas is."""
 
 import re
 import shutil

@@ -3,7 +3,8 @@
 A tile lies in shared memory in one of two layouts, both free of bank conflicts as the products
 read them:
 
-- *grouped rows* ``(rows // group, group * depth + 4)``: row r at ``[r // group, r % group * depth]``.
+- *grouped rows* ``(rows // group, group * depth + 4)``: row r begins at
+  ``[r // group, r % group * depth]``.
   A thread of a product reads one group; the 4 extra floats put neighbouring groups in other banks.
 - *transposed* ``(depth, rows)``: lanes read neighbouring rows of one column.
 """
@@ -192,7 +193,8 @@ def make_store_rows(
     tile_rows, tile_columns : int
         Shape of the register tile `rX`; row i of it goes to ``first_row + i``.
     spread : int
-        Lanes that share the rows: column c of `rX` is column ``c % 4 + 4 * (lane + spread * (c // 4))``.
+        Lanes that share the rows: column c of `rX` is column
+        ``c % 4 + 4 * (lane + spread * (c // 4))``.
 
     Notes
     -----

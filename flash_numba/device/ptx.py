@@ -107,9 +107,9 @@ def _vector_store(space, doc):
 
 load4 = _vector_load(
     SHARED,
-    """``ld.shared.v4.f32`` (9.7.9.8): ``load4(array, index)`` gives four neighbours of the last axis.
+    """``ld.shared.v4.f32`` (9.7.9.8): ``load4(array, index)``, four neighbours as a tuple.
 
-    16 bytes from `index` on, on a 16-byte boundary.
+    16 bytes of the last axis from `index` on, on a 16-byte boundary.
     """,
 )
 store4 = _vector_store(

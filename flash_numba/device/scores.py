@@ -105,7 +105,7 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
 def make_change_scores_backward(
     changes: tuple, derivatives: tuple, tile_rows: int, tile_columns: int
 ):
-    """Room ``change_scores_backward(rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
+    """Room ``change_scores_backward(rS, rG, ...)``, the rest as in `make_change_scores`.
 
     For a tile whose rows are keys: `rS` as `make_change_scores` does it, and `rG` times the
     derivative of the changes at the incoming score.

@@ -42,6 +42,8 @@ def _marker(name, text, doc):
 
 unroll_full = _marker("unroll_full", "full", "Write out every turn of the loop around this call.")
 unroll_none = _marker("unroll_none", "disable", "Keep the loop around this call a loop.")
+
+
 def _by(count):
     text = f"Write out {count} turns of the loop around this call."
     return _marker(f"unroll_{count}", f"count {count}", text)

@@ -11,6 +11,7 @@ Algorithm 1.
 
 from functools import cache
 
+from ..arrays import DeviceArray
 from ..device.copies import (
     make_load_rows,
     make_load_transposed,
@@ -30,7 +31,7 @@ from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_key_tiles_room, make_keys_of, make_tile_list
 from ..device.scores import make_change_scores, make_mask_scores, scale_of_scores
 from ..device.unroll import unroll_full
-from ..launch import DeviceArray, compute_capability, launch, shared_limit
+from ..launch import allows_vectors, compute_capability, launch, shared_limit
 from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
@@ -44,9 +45,9 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     Returns
     -------
     kernel
-        ``flash2_forward(Q, K, V, O, LSE, scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``:
-        Q, K, V, O of shape (batch, seqlen, heads, columns) in global memory with any strides, LSE
-        (batch, num_heads, seqlen_q) float32 in natural units, `scale` from
+        ``flash2_forward(Q, K, V, O, LSE, scale, mask_aux, range_aux, score_aux, lengths, listed,
+        dropout)``: Q, K, V, O of shape (batch, seqlen, heads, columns) in global memory with any
+        strides, LSE (batch, num_heads, seqlen_q) float32 in natural units, `scale` from
         `device.scores.scale_of_scores`.
 
     Notes
@@ -160,7 +161,7 @@ def forward(problem: Problem, q, k, v, out, lse, stream: int = 0):
         CUDA stream handle.
     """
     arrays = [DeviceArray.of(x) for x in (q, k, v, out)]
-    spec = Spec.of(problem, all(x.allows_vectors() for x in arrays))
+    spec = Spec.of(problem, all(map(allows_vectors, arrays)))
     cc = compute_capability()
     tiles = forward_tiles(spec, cc, shared_limit(cc))
     blocks = ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads

@@ -13,8 +13,8 @@ Algorithm 2.
 
 import math
 from functools import cache
-from typing import NamedTuple
 
+from ..arrays import DeviceArray
 from ..device.copies import (
     make_load_rows,
     make_load_transposed,
@@ -43,7 +43,13 @@ from ..device.ptx import shared_tile
 from ..device.schedule import make_keys_of, make_query_walk
 from ..device.scores import make_change_scores_backward, make_mask_scores, scale_of_scores
 from ..device.unroll import unroll_full
-from ..launch import DeviceArray, compute_capability, fill_zero, launch, shared_limit
+from ..launch import (
+    allows_vectors,
+    compute_capability,
+    fill_zero,
+    launch,
+    shared_limit,
+)
 from ..problem import Problem
 from ..scores import check_differentiable
 from ..tiling import ceil_div
@@ -207,31 +213,19 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
     return flash2_backward
 
 
-class Workspace(NamedTuple):
-    """Sizes, in bytes, of what the backward pass needs besides its results.
+def workspace(problem: Problem) -> tuple[int, int, int, int]:
+    """Bytes that `backward` needs besides its results, in parts that follow one another.
 
-    Attributes
-    ----------
-    delta : int
-        (batch, num_heads, seqlen_q) float32.
-    sums : int
-        dQ in float32, where dQ itself is not; else 0.
-    turns : int
-        (batch, num_heads, query tiles) int32, and the ticket counter.
+    delta (batch, num_heads, seqlen_q) float32; dQ in float32 where dQ itself is not; one row, where
+    gradients that nobody asked for end up; turns (batch, num_heads, query tiles) int32 with the
+    ticket counter. All but the last are multiples of 16.
     """
-
-    delta: int
-    sums: int
-    turns: int
-
-
-def workspace(problem: Problem) -> Workspace:
-    """The workspace of `backward`; the parts follow one another, each on a 16-byte boundary."""
     tiles = _tiles(Spec.of(problem, True))
     rows = problem.batch * problem.num_heads * problem.seqlen_q
     sums = 0 if problem.dtype == "fp32" else 4 * rows * problem.head_dim
     blocks = problem.batch * problem.num_heads * ceil_div(problem.seqlen_q, tiles.tile_m)
-    return Workspace(padded(4 * rows, 16), padded(sums, 16), 4 * (blocks + 1))
+    row = 4 * max(problem.head_dim, problem.head_dim_v)
+    return padded(4 * rows, 16), padded(sums, 16), padded(row, 16), 4 * (blocks + 1)
 
 
 def _tiles(spec: Spec) -> BackwardTiles:
@@ -239,7 +233,14 @@ def _tiles(spec: Spec) -> BackwardTiles:
     return backward_tiles(spec, cc, shared_limit(cc))
 
 
-def backward(problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0):
+def _contiguous(pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    strides = tuple(4 * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return DeviceArray(pointer, shape, strides, dtype)
+
+
+def backward(
+    problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
+):
     """Run the backward pass on arrays in GPU memory.
 
     Parameters
@@ -248,45 +249,53 @@ def backward(problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, st
     q, k, v, out, lse
         As `flash2.forward` read and wrote them.
     dout : device array like `out`
-    dq, dk, dv : device arrays like `q`, `k`, `v`
-        Written.
+    dq, dk, dv : device arrays like `q`, `k`, `v`, or None
+        Written; None = not wanted.
     memory : device array
         At least ``sum(workspace(problem))`` bytes on a 16-byte boundary; its content is lost.
     dlse : device array like `lse`, optional
         Gradient of lse.
     stream : int
         CUDA stream handle.
+    d_aux : sequence
+        Must hold None only: gradients of the score changes' tensors are not computed here.
 
     Raises
     ------
     ValueError
-        If a score change has no derivative.
+        If a score change has no derivative, or `d_aux` asks for gradients.
     """
     check_differentiable(problem)
-    q, k, v, out, lse, dout, dq, dk, dv = map(DeviceArray.of, (q, k, v, out, lse, dout, dq, dk, dv))
-    spec = Spec.of(problem, all(x.allows_vectors() for x in (q, k, v, out, dout, dk, dv)))
+    if any(total is not None for total in d_aux):
+        raise ValueError("flash2 computes no gradients of score changes: d_aux must be all None")
+    q, k, v, out, lse, dout = map(DeviceArray.of, (q, k, v, out, lse, dout))
+    for_delta, for_sums, for_row, for_turns = workspace(problem)
+    start = DeviceArray.of(memory).pointer
+
+    def wanted(gradient, like):
+        if gradient is not None:
+            return DeviceArray.of(gradient)
+        itemsize = problem.itemsize
+        row = start + for_delta + for_sums
+        return DeviceArray(row, like.shape, (0, 0, 0, itemsize), like.dtype)
+
+    dq, dk, dv = wanted(dq, q), wanted(dk, k), wanted(dv, v)
+    spec = Spec.of(problem, all(map(allows_vectors, (q, k, v, out, dout, dk, dv))))
     tiles = _tiles(spec)
-    sizes, start = workspace(problem), DeviceArray.of(memory).pointer
-    heads = problem.batch * problem.num_heads
-    n, d, num_heads = problem.seqlen_q, problem.head_dim, problem.num_heads
-    vector = (4 * n * num_heads, 4 * n, 4)
-    delta = DeviceArray(start, (problem.batch, num_heads, n), vector, "fp32")
+    batch, n, num_heads, d = q.shape
+    delta = _contiguous(start, (batch, num_heads, n), "fp32")
     sums = dq
     if problem.dtype != "fp32":
-        strides = (4 * n * num_heads * d, 4 * num_heads * d, 4 * d, 4)
-        sums = DeviceArray(start + sizes.delta, dq.shape, strides, "fp32")
-    blocks = ceil_div(n, tiles.tile_m)
-    at = start + sizes.delta + sizes.sums
-    strides = (4 * blocks * num_heads, 4 * blocks, 4)
-    turns = DeviceArray(at, (problem.batch, num_heads, blocks), strides, "int32")
-    ticket = DeviceArray(at + 4 * heads * blocks, (1,), (4,), "int32")
-    fill_zero(at, sizes.turns, stream)
+        sums = _contiguous(start + for_delta, q.shape, "fp32")
+    at = start + for_delta + for_sums + for_row
+    turns = _contiguous(at, (batch, num_heads, ceil_div(n, tiles.tile_m)), "int32")
+    ticket = _contiguous(at + for_turns - 4, (1,), "int32")
+    fill_zero(at, for_turns, stream)
 
+    row_blocks = batch * num_heads * ceil_div(n, row_passes.ROWS)
     given = () if dlse is None else (DeviceArray.of(dlse),)
-    row_blocks = heads * ceil_div(n, row_passes.ROWS)
-    delta_pass = row_passes.make_delta(
-        problem.dtype, d, problem.head_dim_v, spec.vectors, dlse is not None
-    )
+    sizes = problem.dtype, d, problem.head_dim_v, spec.vectors, dlse is not None
+    delta_pass = row_passes.make_delta(*sizes)
     launch(delta_pass, row_blocks, row_passes.THREADS, 0, (out, dout, given, delta, sums), stream)
 
     scale = scale_of_scores(problem.softmax_scale, spec.changes)
@@ -295,7 +304,7 @@ def backward(problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, st
         *(scale, 1.0 if spec.changes else math.log(2), problem.softmax_scale),
         *extra_arguments(problem, tiles.tile_m, tiles.tile_n),
     )
-    key_blocks = problem.batch * problem.num_kv_heads * ceil_div(problem.seqlen_k, tiles.tile_n)
+    key_blocks = batch * problem.num_kv_heads * ceil_div(problem.seqlen_k, tiles.tile_n)
     kernel = make_backward(spec, tiles)
     launch(kernel, key_blocks, tiles.threads, tiles.shared_bytes, arguments, stream)
     if sums is not dq:

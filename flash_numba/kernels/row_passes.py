@@ -26,8 +26,8 @@ def make_delta(dtype: str, head_dim: int, head_dim_v: int, vectors: bool, has_dl
     kernel
         ``delta_pass(O, dO, dLSE, Delta, dQ)``: O, dO (batch, seqlen_q, num_heads, head_dim_v);
         Delta (batch, num_heads, seqlen_q) float32 is written: rowsum(dO∘O), less the gradient of
-        lse if `has_dlse`: ``dLSE`` is then ``(array like Delta,)``, else (). dQ (batch, seqlen_q, num_heads,
-        head_dim) float32 is filled with zeros.
+        lse if `has_dlse`: ``dLSE`` is then ``(array like Delta,)``, else (). dQ (batch, seqlen_q,
+        num_heads, head_dim) float32 is filled with zeros.
 
     Notes
     -----

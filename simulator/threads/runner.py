@@ -111,11 +111,11 @@ class _Translator:
         """`function` with other globals and closure cells."""
         if id(function) not in self.done:
             names = function.__code__.co_names
-            own = {n: self.value(function.__globals__[n]) for n in names if n in function.__globals__}
+            own = {
+                n: self.value(function.__globals__[n]) for n in names if n in function.__globals__
+            }
             cells = function.__closure__ or ()
-            closure = tuple(
-                python_types.CellType(self.value(cell.cell_contents)) for cell in cells
-            )
+            closure = tuple(python_types.CellType(self.value(cell.cell_contents)) for cell in cells)
             self.done[id(function)] = python_types.FunctionType(
                 function.__code__, own, function.__name__, function.__defaults__, closure
             )

@@ -47,22 +47,22 @@ class Cuda:
         self.atomic = SimpleNamespace(add=_atomic_add)
 
     @property
-    def threadIdx(self):  # noqa: N802
+    def threadIdx(self):
         """Index of the thread within its block."""
         return SimpleNamespace(x=getcurrent().index)
 
     @property
-    def blockIdx(self):  # noqa: N802
+    def blockIdx(self):
         """Index of the block within the grid."""
         return SimpleNamespace(x=self.block.index)
 
     @property
-    def blockDim(self):  # noqa: N802
+    def blockDim(self):
         """Threads of the block."""
         return SimpleNamespace(x=self.block.size)
 
     @property
-    def gridDim(self):  # noqa: N802
+    def gridDim(self):
         """Blocks of the grid."""
         return SimpleNamespace(x=self.block.blocks)
 
