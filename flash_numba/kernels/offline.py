@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from .device.numba_cuda import cuda
+from ..device.numba_cuda import cuda
 
 
 class Resources(NamedTuple):
