@@ -5,12 +5,14 @@ FlashAttention papers (S scores, P weights, dX the gradient of the loss with res
 addition, the change of scores f and its mask: ``P = softmax(f(scale * Q @ K.T))``.
 
 The same code run in a lower precision is the *twin*: what an ordinary framework computes in that
-element type. `budget` derives from it how far a kernel may be from the truth.
+element type, with delta from O as all fused kernels take it (the framework's own sum over P errs
+about as much, but by nothing at all where a row sees one key). `budget` derives from it how far a
+kernel may be from the truth.
 
 References
 ----------
-Dao et al., "FlashAttention", NeurIPS 2022, section 2.2 (forward) and appendix B.2 (backward).
-Dao, "FlashAttention-2", 2023, section 2.2.
+Dao et al., "FlashAttention", NeurIPS 2022, section 2.2 (forward) and appendix B.2 (backward,
+equations 4 to 6).
 """
 
 from typing import NamedTuple
@@ -111,7 +113,7 @@ def forward(problem: Problem, q, k, v, *, dtype: str | None = None):
     lse = np.zeros(problem.shapes["lse"])
     for batch, head in np.ndindex(problem.batch, problem.num_heads):
         at = _Head(problem, arith, batch, head, q, k, v)
-        o[batch, :, head] = arith.store(at.kept_weights @ at.v)
+        o[batch, :, head] = at.o
         lse[batch, head] = at.lse
     return o, lse
 
@@ -151,8 +153,9 @@ def backward(problem: Problem, q, k, v, do, dlse=None, *, dtype: str | None = No
         # dV = P^T dO and dP = dO V^T, both through the dropout of P.
         dv[batch, seen, at.kv_head] += arith.store(at.kept_weights.T @ do_head)
         dp = arith.store(arith.store(do_head @ at.v.T) * at.keep)
-        # Softmax: dS_ij = P_ij (dP_ij - sum_j P_ij dP_ij); lse adds P_ij dlse_i.
-        delta = (at.weights * dp).sum(axis=1, keepdims=True)
+        # Softmax: dS_ij = P_ij (dP_ij - delta_i), where delta_i = sum_j P_ij dP_ij = dO_i . O_i
+        # (equation 4). lse adds P_ij dlse_i.
+        delta = (do_head * at.o).sum(axis=1, keepdims=True)
         ds = arith.store(at.weights * (dp - delta + dlse_head))
         ds = arith.store(score_gradient(*at.place, ds, at.chain, totals))
         ds = arith.store(ds * arith.inside.type(problem.softmax_scale))
@@ -178,6 +181,7 @@ class _Head:
         What dropout multiplies P with: 0 or 1/(1-p).
     kept_weights : array of shape (N, M)
         P after dropout.
+    o : array of shape (N, head_dim_v)
     lse : array of shape (N,)
     chain : tuple of arrays
         From `scores.apply_scores`.
@@ -198,6 +202,7 @@ class _Head:
         self.weights = arith.store(self.weights)
         self.keep = _dropout(*self.place).astype(arith.inside)
         self.kept_weights = arith.store(self.weights * self.keep)
+        self.o = arith.store(self.kept_weights @ self.v)
 
 
 def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from .viewer.cli import step
+
 CLICK_ERROR: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -194,12 +196,7 @@ def _progress(jobs: list):
     return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
 
 
-try:
-    from .viewer.cli import step
-except ModuleNotFoundError:
-    pass
-else:
-    app.command()(step)
+app.command()(step)
 
 
 if __name__ == "__main__":

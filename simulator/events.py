@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from functools import cached_property
 from pathlib import Path
 
@@ -39,6 +40,12 @@ COLUMNS = {
     "exp_count": "exponentials",
 }
 """Columns of the log and what they hold (int64)."""
+
+_DAMAGE = (
+    *(OSError, EOFError, KeyError, ValueError, TypeError, IndexError, AttributeError),
+    *(NotImplementedError, MemoryError, OverflowError, zipfile.BadZipFile, zlib.error),
+)
+"""What reading a damaged file raises."""
 
 WATCHED_COLUMNS = 4
 """Leading columns kept of a watched matrix."""
@@ -94,12 +101,18 @@ class EventLog:
             values = [self.watched[i][key] for i in steps]
             arrays[f"watched:{key}:events"] = np.array(steps, np.int64)
             arrays[f"watched:{key}:rows"] = np.array([len(v) for v in values], np.int64)
-            arrays[f"watched:{key}:values"] = np.concatenate(values)
+            columns = [v.shape[1] if v.ndim == 2 else 0 for v in values]
+            arrays[f"watched:{key}:columns"] = np.array(columns, np.int64)
+            arrays[f"watched:{key}:values"] = np.concatenate([v.ravel() for v in values])
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        partial.replace(path)
+        try:
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path) -> EventLog:
@@ -111,7 +124,7 @@ class EventLog:
             If the file is not a complete event log.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files}
             log = cls(json.loads(str(arrays["meta"])))
             log.names = log.meta.pop("names")
@@ -121,7 +134,7 @@ class EventLog:
             log._check()
         except FileNotFoundError:
             raise
-        except (OSError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise ValueError(
                 f"event log must be a file written by EventLog.save, got {path}: {error}"
             ) from error
@@ -129,10 +142,15 @@ class EventLog:
 
     def _load_watched(self, arrays) -> None:
         for key in [k[8:-7] for k in arrays if k.startswith("watched:") and k.endswith(":events")]:
-            rows = arrays[f"watched:{key}:rows"]
-            pieces = np.split(arrays[f"watched:{key}:values"], np.cumsum(rows)[:-1])
-            for event, piece in zip(arrays[f"watched:{key}:events"], pieces, strict=True):
-                self.watched.setdefault(int(event), {})[key] = piece
+            events, rows, columns = (
+                arrays[f"watched:{key}:{part}"] for part in ("events", "rows", "columns")
+            )
+            ends = np.cumsum(rows * np.maximum(columns, 1))
+            values = arrays[f"watched:{key}:values"]
+            pieces = np.split(values, ends[:-1])
+            for event, row, column, piece in zip(events, rows, columns, pieces, strict=True):
+                shape = (row, column) if column else (row,)
+                self.watched.setdefault(int(event), {})[key] = piece.reshape(shape)
 
     def _check(self) -> None:
         lengths = {len(column) for column in self.columns.values()}

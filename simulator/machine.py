@@ -184,7 +184,10 @@ class Machine(Scoring):
             result = a.data @ b.data
             if scale != 1.0:
                 result *= np.float32(scale)
-            into.data = into.data + result if add else result
+            if add:
+                into.data += result
+            else:
+                into.data = result
         flops = 2 * into.size * a.shape[1]
         self.ledger.matmul_flops += flops * self.ledger.times
         if self.recorder is not None:
@@ -203,8 +206,11 @@ class Machine(Scoring):
 
         Operands in SRAM are loaded once, results in SRAM stored once; `exp` exponentials.
         """
-        loaded = sum([self._read(line, tile) for tile in of])
-        stored = sum([self._written(line, tile) for tile in into])
+        loaded = stored = 0
+        for tile in of:
+            loaded += self._read(line, tile)
+        for tile in into:
+            stored += self._written(line, tile)
         if self.data is not None:
             results = function(*[tile.data for tile in of])
             for tile, result in zip(

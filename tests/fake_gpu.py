@@ -125,6 +125,11 @@ def install(monkeypatch, gpu: Gpu | NoGpu = GPU, **needs) -> Functions:
         from numba import cuda
     except ImportError:
         return functions
-    monkeypatch.setattr(cuda, "to_device", lambda array: CudaArray(array.copy()))
+
+    def to_device(array):
+        assert array.dtype.kind in "biuf", f"Numba has no type for {array.dtype}"
+        return CudaArray(array.copy())
+
+    monkeypatch.setattr(cuda, "to_device", to_device)
     monkeypatch.setattr(cuda, "device_array", blank)
     return functions

@@ -2,11 +2,18 @@
 
 from typing import Any
 
+from harness import tiled_rounding
+
 import flash_numba
 from flash_numba.problem import Problem
 
 OWN_OPTION = {"boolean mask": "mask", "bias": "bias", "ALiBi": "alibi_slopes"}
 """Masks and score changes that are options of their own, by name; their tensor is ``aux[0]``."""
+
+
+def rounding(case_id: str):
+    """What `harness.check` may allow a tiled backward; products of K01's fp16 ones are exact."""
+    return None if case_id == "K01" else tiled_rounding
 
 
 def options_of(problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cases import CASES, REFUSALS
 from harness import check
-from public_api import PublicApi
+from public_api import PublicApi, rounding
 
 import flash_numba
 from flash_numba import attention, flash_attention, flash_attention_backward, ladder, masks
@@ -52,14 +52,14 @@ def hold(found, expected, twin, dtype="fp32"):
 def test_cases(spec):
     case = spec.build()
     case.repeats = min(case.repeats, 2)  # on one thread nothing can race
-    check(case, PublicApi())
+    check(case, PublicApi(), rounding(spec.id))
 
 
 @pytest.mark.parametrize("kernel", ["flash1", "standard"])
 @pytest.mark.parametrize("number", ["K08", "K09", "K12", "K15", "K19", "K25", "K26"])
 def test_cases_on_the_other_rungs(kernel, number):
     case = next(spec for spec in CASES if spec.id.split("-")[0] == number).build()
-    check(case, PublicApi(kernel))
+    check(case, PublicApi(kernel), rounding(number))
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=[refusal.id for refusal in REFUSALS])
@@ -505,12 +505,10 @@ def test_bad_input_to_the_backward_is_refused(changed, error, parts, monkeypatch
 
 
 def test_heads_that_outnumber_short_sequences_are_not_taken_for_a_wrong_layout():
-    q = normal(1, 1, 128, 4)
-    k = normal(1, 6, 128, 4)
-    np.testing.assert_allclose(
-        flash_attention(q, k, k)[:, :, 5],
-        flash_attention(q[:, :, 5:6], k[:, :, 5:6], k[:, :, 5:6])[:, :, 0],
-    )
+    q, k = normal(1, 1, 300, 4), normal(1, 80, 300, 4)
+    one = slice(5, 6)
+    found = flash_attention(q, k, k)[:, :, one]
+    np.testing.assert_allclose(found, flash_attention(q[:, :, one], k[:, :, one], k[:, :, one]))
 
 
 def test_the_options_are_documented():

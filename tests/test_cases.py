@@ -1,5 +1,7 @@
 """Every case of real kernels' failures on the reference, and a check that the cases can fail."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import CASES, REFUSALS
@@ -18,7 +20,7 @@ def test_the_reference_gives_the_right_answer(spec):
 
 @every_case
 def test_the_twin_stays_within_its_own_budget(spec):
-    case = spec.build()
+    case = replace(spec.build(), exact=())
     check(case, Twin(case.problem.dtype))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 def finite(m):
     """`m` with -inf replaced by 0, so that subtracting it is safe: exp(-inf - 0) = 0."""
-    return np.where(np.isneginf(m), np.float32(0), m)
+    return np.where(m == -np.inf, np.float32(0), m)
 
 
 def running_max(S, m):
@@ -21,7 +21,8 @@ def running_max(S, m):
 
 def exponentials(S, m):
     """P = exp(S - m)."""
-    return np.exp(S - finite(m)[:, None])
+    shifted = S - finite(m)[:, None]
+    return np.exp(shifted, out=shifted)
 
 
 def running_sum(P, alpha, l):

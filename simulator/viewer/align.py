@@ -1,0 +1,64 @@
+"""Two runs side by side: the moment of one that belongs to a moment of the other, by tile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .moment import Moment
+from .replay import Replay
+from .steps import Step
+
+
+def aligned_event(run: Replay, event: int, other: Replay) -> int:
+    """The event of `other` at the pair of tiles that `run` is at after `event`.
+
+    Within a tile both runs are equally far; at the landing both are at their landing. Where `run`
+    is at no pair of tiles, the pair that comes next counts, as just begun.
+    """
+    number = run.steps.number_at(event)
+    if run.steps.is_pair[number]:
+        step = run.steps[number]
+        twin = _twin(run, step, other)
+        return _within(step, event, twin) if twin else len(other) - 1
+    later = np.flatnonzero(run.steps.is_pair[number:])
+    if not later.size:
+        return len(other) - 1
+    twin = _twin(run, run.steps[number + int(later[0])], other)
+    return max(twin.start - 1, 0) if twin else len(other) - 1
+
+
+def _twin(run: Replay, step: Step, other: Replay) -> Step | None:
+    """The step of `other` at the same pair: in the kernel of the same name, else in its last."""
+    found = other.steps.of_pair(step.m_block, step.n_block)
+    if not found:
+        return None
+    name = run.meta["kernels"][step.kernel]
+    named = [twin for twin in found if other.meta["kernels"][twin.kernel] == name]
+    return named[0] if named else found[-1]
+
+
+def _within(step: Step, event: int, twin: Step) -> int:
+    if event >= step.landing:
+        return min(twin.landing + event - step.landing, twin.stop - 1)
+    done = (event - step.start) / max(step.landing - step.start, 1)
+    return twin.start + int(done * (twin.landing - twin.start))
+
+
+def difference(left: Moment, right: Moment) -> str | None:
+    """How far two runs of one row agree on its output so far; None before both know it."""
+    mine, theirs = _output(left), _output(right)
+    if left.row.row != right.row.row or mine is None or theirs is None:
+        return None
+    largest, scale = float(np.abs(mine - theirs).max()), float(np.abs(mine).max())
+    if largest <= 1e-5 * max(scale, 1e-30):
+        return f"row {left.row.row}: both runs have the same output so far"
+    return f"row {left.row.row}: OUTPUTS DIFFER by {largest:.3g}"
+
+
+def _output(moment: Moment) -> np.ndarray | None:
+    """Leading columns of softmax(S) V over the keys seen so far."""
+    row = moment.row
+    if not {"O", "row_sum"} <= row.known or not row.after["row_sum"]:
+        return None
+    normalised = moment.meta["program"].startswith("flash1")
+    return np.asarray(row.after["O"]) / (1.0 if normalised else row.after["row_sum"])

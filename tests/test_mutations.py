@@ -1,0 +1,108 @@
+"""The suite must notice: a broken program, formula or reference has to fail some test.
+
+Five named mistakes that attention code really has, and a fixed sample of mutants made from the
+syntax trees. A mutant that survives must stand in `SURVIVORS` with the reason why it is no mistake.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mutants import Mutant, sample
+
+ROOT = Path(__file__).parents[1]
+
+PROGRAM_TESTS = ("tests/test_three_ways.py", "tests/test_programs.py", "tests/test_machine.py")
+TESTS = {
+    "simulator/programs": PROGRAM_TESTS,
+    "simulator/machine.py": PROGRAM_TESTS,
+    "simulator/theory": ("tests/test_theory.py",),
+    "flash_numba/reference.py": ("tests/test_reference.py", "tests/test_cases.py"),
+    "flash_numba/masks.py": ("tests/test_masks.py",),
+    "flash_numba/tiling.py": ("tests/test_tiling.py",),
+}
+"""Which tests are asked about a change to which files."""
+
+SAMPLE = {
+    "simulator/programs/flash1.py": 6,
+    "simulator/programs/flash2.py": 6,
+    "simulator/programs/standard.py": 5,
+    "simulator/programs/softmax.py": 5,
+    "simulator/theory/flash.py": 5,
+    "simulator/theory/standard.py": 4,
+    "simulator/theory/visits.py": 5,
+    "flash_numba/reference.py": 6,
+    "flash_numba/masks.py": 4,
+    "flash_numba/tiling.py": 4,
+}
+"""How many mutants of each file."""
+
+SURVIVORS: dict[str, str] = {}
+"""Mutants that no test can notice, and why that is right."""
+
+MISTAKES = {
+    "rescale dropped": (
+        "simulator/programs/flash2.py",
+        "rescaled if rescale else unscaled",
+        "unscaled",
+    ),
+    "mask off by one": (
+        "flash_numba/masks.py",
+        "return k_idx <= q_idx + aux[0]\n",
+        "return k_idx < q_idx + aux[0]\n",
+    ),
+    "scale doubled": ("simulator/programs/flash2.py", "scale=gpu.scale", "scale=2 * gpu.scale"),
+    "load not counted": (
+        "simulator/machine.py",
+        "        self.ledger.read(tensor, region.size)\n",
+        "",
+    ),
+    "tail not masked": (
+        "flash_numba/tiling.py",
+        "min((n_block + 1) * self.tile_n, self.seqlen_k)",
+        "(n_block + 1) * self.tile_n",
+    ),
+}
+"""Name -> (file, text, replacement)."""
+
+
+def mistaken(name: str) -> Mutant:
+    path, text, replacement = MISTAKES[name]
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert text in source, f"{path} no longer holds {text!r}"
+    line = source[: source.index(text)].count("\n") + 1
+    return Mutant(path, line, name, source.replace(text, replacement))
+
+
+def is_noticed(mutant: Mutant, folder: Path) -> bool:
+    """Run the tests of the mutated file on a copy of the project."""
+    for part in ("flash_numba", "simulator", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / mutant.path).write_text(mutant.source, encoding="utf-8")
+    tests = next(files for start, files in TESTS.items() if mutant.path.startswith(start))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=180)
+    except subprocess.TimeoutExpired:
+        return True
+    assert done.returncode in (0, 1, 2), done.stdout.decode()
+    return done.returncode != 0
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_named_mistake_fails_the_suite(name, tmp_path):
+    assert is_noticed(mistaken(name), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "mutant", [m for path, count in SAMPLE.items() for m in sample(ROOT, path, count)], ids=str
+)
+def test_a_mutant_fails_the_suite_or_has_its_excuse(mutant, tmp_path):
+    assert is_noticed(mutant, tmp_path) == (str(mutant) not in SURVIVORS)
