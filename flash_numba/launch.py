@@ -229,10 +229,10 @@ def upload(values):
     owners = []
 
     def one(value):
-        if isinstance(value, tuple | list):
-            return tuple(one(part) for part in value)
         if isinstance(value, DeviceArray | np.uint64):
             return value
+        if isinstance(value, tuple | list):
+            return tuple(one(part) for part in value)
         if isinstance(value, np.ndarray):
             if value.dtype == np.float64:
                 value = value.astype(np.float32)

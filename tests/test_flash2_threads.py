@@ -1,7 +1,5 @@
 """flash2's own kernels, run thread by thread on a CPU, against attention in float64."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ greenlet = pytest.importorskip("greenlet")
 
 from flash_numba import dropout, masks, tiling  # noqa: E402
 from flash_numba.device.functions import chain_aux  # noqa: E402
-from flash_numba.device.scores import scale_of_scores  # noqa: E402
 from flash_numba.kernels import flash2, flash2_backward, row_passes  # noqa: E402
 from flash_numba.kernels.spec import BackwardTiles, ForwardTiles, Spec, padded  # noqa: E402
 from flash_numba.problem import DTYPES, Problem  # noqa: E402
@@ -73,9 +70,10 @@ def forward(problem, q, k, v, vectors=True, order=None):
     spec, tiles = Spec.of(problem, vectors), forward_tiles(problem, vectors)
     out = np.full((*q.shape[:3], v.shape[-1]), np.nan, q.dtype)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
-    scale = np.float32(scale_of_scores(problem.softmax_scale, spec.changes))
+    scale = np.float32(problem.softmax_scale)
+    factor = scale if spec.folded else np.float32(1)
     blocks = tiling.ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads
-    arguments = (*map(stored, (q, k, v, out)), lse, scale, *extra(problem))
+    arguments = (*map(stored, (q, k, v, out)), lse, factor, scale, *extra(problem))
     run(flash2.make_forward(spec, tiles), blocks, 32, tiles.shared_bytes, arguments, order)
     return out, lse
 
@@ -94,11 +92,11 @@ def backward(problem, q, k, v, out, lse, dout, dlse=None, order=None):
     arguments = stored(out), stored(dout), given, delta, dq
     run(delta_pass, rows * heads, row_passes.THREADS, 0, arguments)
     turns = np.zeros((*lse.shape[:2], tiling.ceil_div(problem.seqlen_q, tiles.tile_m)), np.int32)
-    scale = np.float32(scale_of_scores(problem.softmax_scale, spec.changes))
-    factor = np.float32(1.0 if spec.changes else math.log(2))
+    one, scale = np.float32(1), np.float32(problem.softmax_scale)
+    factors = (scale, scale, one) if spec.folded else (one, scale, scale)
     arguments = (
         *map(stored, (q, k, v, dout)), lse, delta, dq, stored(dk), stored(dv), turns,
-        np.zeros(1, np.int32), scale, factor, np.float32(problem.softmax_scale), *extra(problem),
+        np.zeros(1, np.int32), *factors, *extra(problem),
     )  # fmt: skip
     blocks = tiling.ceil_div(problem.seqlen_k, tiles.tile_n) * problem.batch * problem.num_kv_heads
     kernel = flash2_backward.make_backward(spec, tiles)

@@ -184,7 +184,7 @@ def make_load_transposed(
 def make_store_rows(
     dtype: str, columns: int, tile_rows: int, tile_columns: int, spread: int, vectors: bool
 ):
-    """Room ``store_rows(gX, rX, first_row, row_stop, lane, rFactor)``: a thread's part of a tile.
+    """Room ``store_rows(gX, rX, first_row, row_stop, lane, factor)``: a thread's part of a tile.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def make_store_rows(
 
     Notes
     -----
-    Writes each valid element of the tile once, times ``rFactor[i]`` of its row.
+    Writes each valid element of the tile once, times `factor`.
     """
     convert = element(dtype).store
 
@@ -219,14 +219,18 @@ def make_store_rows(
                 gX[row, column + 3] = convert(d)
 
     @room
-    def store_rows(gX, rX, first_row, row_stop, lane, rFactor):
+    def store_rows(gX, rX, first_row, row_stop, lane, factor):
         for i in range(tile_rows):
             unroll_full()
             if first_row + i < row_stop:
-                f = rFactor[i]
                 for c in range(0, tile_columns, 4):
                     unroll_full()
-                    four = (rX[i, c] * f, rX[i, c + 1] * f, rX[i, c + 2] * f, rX[i, c + 3] * f)
+                    four = (
+                        rX[i, c] * factor,
+                        rX[i, c + 1] * factor,
+                        rX[i, c + 2] * factor,
+                        rX[i, c + 3] * factor,
+                    )
                     write4(gX, first_row + i, 4 * lane + spread * c, four)
 
     return store_rows

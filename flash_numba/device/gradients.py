@@ -4,8 +4,8 @@ import math
 from functools import cache
 
 from .numba_cuda import cuda, room, types
-from .ptx import exp2, load_acquire, load_uncached, store_release
-from .scores import LOG2_E
+from .online_softmax import LOG2_E
+from .ptx import exp2, load_acquire, load_uncached, rounded_product, store_release
 from .unroll import unroll_full
 
 
@@ -28,8 +28,8 @@ def make_clear(rows: int, columns: int):
 def make_softmax_gradient(tile_rows: int, tile_columns: int):
     """Rooms ``subtract_delta(rdP, rDelta)`` and ``weights(rS, rdP, rLse)``; columns are queries.
 
-    The first turns dP into dP - delta. The second turns scores in log2 units into P = exp(S - lse)
-    and `rdP` into dS = P∘(dP - delta), which is 0 wherever P is 0.
+    The first turns dP into dP - delta. The second turns scores into P = exp(S - lse) and
+    `rdP` into dS = P∘(dP - delta), which is 0 wherever P is 0.
 
     References
     ----------
@@ -48,13 +48,13 @@ def make_softmax_gradient(tile_rows: int, tile_columns: int):
     def weights(rS, rdP, rLse):
         for j in range(tile_columns):
             unroll_full()
-            shift = rLse[j] * types.float32(LOG2_E)
+            shift = rLse[j]
             # A row that saw no key has lse -inf, and its weights are 0.
-            if rLse[j] == types.float32(-math.inf):
+            if shift == types.float32(-math.inf):
                 shift = types.float32(math.inf)
             for i in range(tile_rows):
                 unroll_full()
-                p = exp2(rS[i, j] - shift)
+                p = exp2(rounded_product(rS[i, j] - shift, types.float32(LOG2_E)))
                 rS[i, j] = p
                 rdP[i, j] = p * rdP[i, j] if p != 0 else types.float32(0)
 

@@ -1,4 +1,4 @@
-"""The online softmax of a tile of scores, in base 2.
+"""The online softmax of a tile of scores.
 
 References
 ----------
@@ -10,11 +10,12 @@ import math
 from functools import cache
 
 from .numba_cuda import cuda, room, types
-from .ptx import exp2, larger, log2
+from .ptx import exp2, larger, log2, rounded_product
 from .unroll import unroll_full
 
 ALL_LANES = 0xFFFFFFFF
-LN_2 = math.log(2)
+LN_2, LOG2_E = math.log(2), math.log2(math.e)
+LOWEST = -3.4028234663852886e38
 RESCALE_THRESHOLD = 8.0
 """A row maximum is replaced only by one larger by this much (in log2 units).
 
@@ -72,15 +73,19 @@ def make_online_softmax(
 
     Notes
     -----
-    All arrays are registers: `rS` scores in log2 units, `row_max` and `row_sum` (this thread's
-    share of it) one a row, `acc_o` not yet divided by the row sum. A masked score is -inf; a row
-    that has seen no key has row_max -inf, and 0 takes its place where something is subtracted.
+    All arrays are registers: `rS` scores, `row_max` and `row_sum` (this thread's share of it) one a
+    row, `acc_o` not yet divided by the row sum. A masked score is -inf; a row that has seen no key
+    has row_max -inf, and the lowest number takes its place where something is subtracted.
     """
     largest, total = make_over_lanes(lanes)
 
+    margin = threshold * LN_2
+
     @room
-    def finite(x):
-        return x if x > types.float32(-math.inf) else types.float32(0)
+    def exponential(x, shift):
+        # The difference first: it is exact for the largest score.
+        difference = x - larger(shift, types.float32(LOWEST))
+        return exp2(rounded_product(difference, types.float32(LOG2_E)))
 
     @room
     def start(row_max, row_sum, acc_o):
@@ -97,7 +102,7 @@ def make_online_softmax(
         for i in range(tile_rows):
             unroll_full()
             new_max = largest(larger(row_max[i], rTop[i]))
-            rescale = exp2(row_max[i] - finite(new_max))
+            rescale = exponential(row_max[i], new_max)
             row_max[i] = new_max
             row_sum[i] *= rescale
             for c in range(out_columns):
@@ -114,25 +119,25 @@ def make_online_softmax(
             for j in range(1, tile_columns):
                 unroll_full()
                 rTop[i] = larger(rTop[i], rS[i, j])
-            grown |= rTop[i] > row_max[i] + types.float32(threshold)
+            grown |= rTop[i] > row_max[i] + types.float32(margin)
         if cuda.any_sync(ALL_LANES, grown):
             raise_maxima(rTop, row_max, row_sum, acc_o)
         for i in range(tile_rows):
             unroll_full()
-            shift = finite(row_max[i])
             for j in range(tile_columns):
                 unroll_full()
-                rS[i, j] = exp2(rS[i, j] - shift)
+                rS[i, j] = exponential(rS[i, j], row_max[i])
                 row_sum[i] += rS[i, j]
 
     @room
-    def finish(row_max, row_sum, rFactor, rLse):
+    def finish(row_max, row_sum, acc_o, rLse):
         for i in range(tile_rows):
             unroll_full()
             z = total(row_sum[i])
-            rFactor[i] = types.float32(1) / z if z != 0 else types.float32(0)
-            rLse[i] = (
-                (row_max[i] + log2(z)) * types.float32(LN_2) if z != 0 else types.float32(-math.inf)
-            )
+            divisor = z if z != 0 else types.float32(1)
+            for c in range(out_columns):
+                unroll_full()
+                acc_o[i, c] /= divisor
+            rLse[i] = row_max[i] + log2(divisor) * types.float32(LN_2)
 
     return start, update, finish

@@ -207,6 +207,19 @@ def larger(typingctx, x, y):
     return types.float32(x, y), codegen
 
 
+@emulated_by(lambda x, y: np.float32(x) * np.float32(y))
+def rounded_product(typingctx, x, y):
+    """``mul.rn.f32`` (9.7.3.5): ``x * y`` rounded, never fused with an addition that follows."""
+
+    def codegen(context, builder, signature, args):
+        operands = [
+            context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)
+        ]
+        return _assembly(builder, "mul.rn.f32 $0, $1, $2;", "=f,f,f", operands, F32)
+
+    return types.float32(x, y), codegen
+
+
 def _convert(doc, source, target, emulate, codegen):
     def typing(typingctx, x):
         def build(context, builder, signature, args):

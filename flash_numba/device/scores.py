@@ -9,6 +9,7 @@ from functools import cache
 
 from .functions import chain, chain_derivative, device_function
 from .numba_cuda import room, types
+from .ptx import rounded_product
 from .unroll import unroll_full
 
 LOG2_E = math.log2(math.e)
@@ -73,9 +74,6 @@ def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: boo
 def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
     """Room ``change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
-    Scores in natural units become changed scores in log2 units. Without changes nothing happens:
-    the factor log2(e) is then part of the scale (see `scale_of_scores`).
-
     Parameters
     ----------
     changes : tuple of callables
@@ -95,8 +93,7 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
             for j in range(tile_columns):
                 unroll_full()
                 q_idx, k_idx = min(first_q + i, seqlen_q - 1), min(first_k + j, seqlen_k - 1)
-                score = change(rS[i, j], batch, head, q_idx, k_idx, aux)
-                rS[i, j] = types.float32(score) * types.float32(LOG2_E)
+                rS[i, j] = change(rS[i, j], batch, head, q_idx, k_idx, aux)
 
     return change_scores
 
@@ -127,11 +124,32 @@ def make_change_scores_backward(
                     slope = derivative(rS[i, j], batch, head, q_idx, k_idx, aux)
                     score = change(rS[i, j], batch, head, q_idx, k_idx, aux)
                     rG[i, j] *= types.float32(slope)
-                    rS[i, j] = types.float32(score) * types.float32(LOG2_E)
+                    rS[i, j] = score
 
     return change_scores_backward
 
 
-def scale_of_scores(softmax_scale: float, changes: tuple) -> float:
-    """Factor on Q @ K.T: log2(e) is folded in unless score changes stand in between."""
-    return softmax_scale if changes else softmax_scale * LOG2_E
+@cache
+def make_scale_scores(folded: bool, tile_rows: int, tile_columns: int):
+    """Room ``scale_scores(rS, scale)``: ``rS *= scale``, unless it is part of a factor already.
+
+    Forward and backward pass must get the same bits: scores of some 10,000 are no use if they
+    differ in the last place. So the scale is folded into Q or K only if it is a power of two (see
+    `is_power_of_two`), and this product is not fused with what follows.
+    """
+
+    @room
+    def scale_scores(rS, scale):
+        if not folded:
+            for i in range(tile_rows):
+                unroll_full()
+                for j in range(tile_columns):
+                    unroll_full()
+                    rS[i, j] = rounded_product(rS[i, j], scale)
+
+    return scale_scores
+
+
+def is_power_of_two(scale: float) -> bool:
+    """Whether a product with `scale` is exact (up to overflow and underflow)."""
+    return abs(math.frexp(scale)[0]) == 0.5

@@ -29,7 +29,7 @@ from ..device.products import (
 )
 from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_key_tiles_room, make_keys_of, make_tile_list
-from ..device.scores import make_change_scores, make_mask_scores, scale_of_scores
+from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
 from ..device.unroll import unroll_full
 from ..launch import allows_vectors, compute_capability, launch, shared_limit
 from ..problem import Problem
@@ -45,10 +45,10 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     Returns
     -------
     kernel
-        ``flash2_forward(Q, K, V, O, LSE, scale, mask_aux, range_aux, score_aux, lengths, listed,
-        dropout)``: Q, K, V, O of shape (batch, seqlen, heads, columns) in global memory with any
-        strides, LSE (batch, num_heads, seqlen_q) float32 in natural units, `scale` from
-        `device.scores.scale_of_scores`.
+        ``flash2_forward(Q, K, V, O, LSE, q_factor, scale, mask_aux, range_aux, score_aux, lengths,
+        listed, dropout)``: Q, K, V, O of shape (batch, seqlen, heads, columns) in global memory
+        with any strides, LSE (batch, num_heads, seqlen_q) float32. `q_factor` is `scale`, the
+        factor on Q @ K.T, if ``spec.folded``, else 1.
 
     Notes
     -----
@@ -69,6 +69,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     load_v = make_load_rows(spec.dtype, spec.head_dim_v, depth_v, *rows)
     wait_for_copies = make_wait_for_copies(tiles.asynchronous)
     scores = make_multiply_transposed(tm, tn, depth)
+    scale_scores = make_scale_scores(spec.folded, tm, tn)
     change_scores = make_change_scores(spec.changes, tm, tn)
     mask_scores = make_mask_scores(spec.keep, tm, tn)
     start, update, finish = make_online_softmax(tm, tn, thread_v, lanes)
@@ -83,7 +84,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
 
     @kernel(threads, tiles.blocks_per_sm)
     def flash2_forward(
-        Q, K, V, O, LSE, scale, mask_aux, range_aux, score_aux, lengths, listed, dropout
+        Q, K, V, O, LSE, q_factor, scale, mask_aux, range_aux, score_aux, lengths, listed, dropout
     ):
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
@@ -110,7 +111,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
         n_block = next_key_tile(visit.start, visit.stop, m_block, batch, head, listed)
         if n_block < visit.stop:
             load_k(sK, gK, n_block * tile_n, seqlen_k, tid)
-            load_q(sQ, gQ, m_block * tile_m, seqlen_q, scale, tid)
+            load_q(sQ, gQ, m_block * tile_m, seqlen_q, q_factor, tid)
 
         # Mainloop: K_j arrives during P V of the tile before, V_j during Q K^T.
         while n_block < visit.stop:
@@ -119,6 +120,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
             cuda.syncthreads()  # K_j is here for all, and nobody reads V_j-1 any more
             load_v(sV, gV, n_block * tile_n, seqlen_k, tid)
             scores(rS, sQ, sK, row_group, lane)
+            scale_scores(rS, scale)
             change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
             partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
             partial |= listed_partial(n_block, m_block, batch, head, listed)
@@ -135,10 +137,9 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
             add_product(acc_o, sP, sV, tile_m, row_group, lane)
 
         # Epilogue
-        rFactor = cuda.local.array(tm, types.float32)
         rLse = cuda.local.array(tm, types.float32)
-        finish(row_max, row_sum, rFactor, rLse)
-        store_o(gO, acc_o, first_q, seqlen_q, lane, rFactor)
+        finish(row_max, row_sum, acc_o, rLse)
+        store_o(gO, acc_o, first_q, seqlen_q, lane, types.float32(1))
         for i in range(tm):
             unroll_full()
             if lane == 0 and first_q + i < seqlen_q:
@@ -165,8 +166,9 @@ def forward(problem: Problem, q, k, v, out, lse, stream: int = 0):
     cc = compute_capability()
     tiles = forward_tiles(spec, cc, shared_limit(cc))
     blocks = ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads
-    scale = scale_of_scores(problem.softmax_scale, spec.changes)
+    scale = problem.softmax_scale
+    factor = scale if spec.folded else 1.0
     extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n)
-    arguments = (*arrays, DeviceArray.of(lse), scale, *extra)
+    arguments = (*arrays, DeviceArray.of(lse), factor, scale, *extra)
     kernel = make_forward(spec, tiles)
     return launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)

@@ -41,8 +41,7 @@ from ..device.products import (
 )
 from ..device.ptx import shared_tile
 from ..device.schedule import make_keys_of, make_query_walk
-from ..device.scores import make_change_scores_backward, make_mask_scores, scale_of_scores
-from ..device.unroll import unroll_full
+from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
 from ..launch import (
     allows_vectors,
     compute_capability,
@@ -65,12 +64,12 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
     Returns
     -------
     kernel
-        ``flash2_backward(Q, K, V, dO, LSE, Delta, dQ, dK, dV, Turns, Ticket, scale, dq_scale,
-        dk_scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``. Arrays are in global
+        ``flash2_backward(Q, K, V, dO, LSE, Delta, dQ, dK, dV, Turns, Ticket, k_factor, scale,
+        dq_scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``. Arrays are in global
         memory: Q to dV of shape (batch, seqlen, heads, columns) with any strides, LSE and Delta
         (batch, num_heads, seqlen_q) float32, dQ float32 and zero, Turns int32 (batch, num_heads,
-        query tiles) and Ticket int32 (1,), both zero. `scale` is as in the forward kernel;
-        `dq_scale` and `dk_scale` are the factors on dS (scale K) and dSᵀ Q.
+        query tiles) and Ticket int32 (1,), both zero. `k_factor` is `scale`, the factor on Q @ K.T,
+        and `dq_scale` 1 if ``spec.folded``; else they are 1 and `scale`.
 
     Notes
     -----
@@ -96,6 +95,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
     read_vector = make_read_vector(tm)
     clear_dk, clear_dv = make_clear(tn, thread_d), make_clear(tn, thread_v)
     scores = make_multiply_transposed(tn, tm, depth)
+    scale_scores = make_scale_scores(spec.folded, tn, tm)
     weight_gradient = make_multiply_transposed(tn, tm, depth_v)
     drop_weights = make_drop_weights(spec.has_dropout, tn, tm, True)
     subtract_delta, weights = make_softmax_gradient(tn, tm)
@@ -117,7 +117,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
 
     @kernel(threads, tiles.blocks_per_sm)
     def flash2_backward(
-        Q, K, V, dO, LSE, Delta, dQ, dK, dV, Turns, Ticket, scale, dq_scale, dk_scale,
+        Q, K, V, dO, LSE, Delta, dQ, dK, dV, Turns, Ticket, k_factor, scale, dq_scale,
         mask_aux, range_aux, score_aux, lengths, listed, dropout,
     ):  # fmt: skip
         # Schedule
@@ -147,7 +147,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
         clear_dk(acc_dk)
         clear_dv(acc_dv)
         if n_block * tile_n < seqlen_k:
-            load_k(sK, K[batch, :, kv_head], n_block * tile_n, seqlen_k, scale, tid)
+            load_k(sK, K[batch, :, kv_head], n_block * tile_n, seqlen_k, k_factor, tid)
             load_v(sV, V[batch, :, kv_head], n_block * tile_n, seqlen_k, types.float32(1), tid)
 
         # Mainloop: the next Q and dO arrive during dS K.
@@ -162,12 +162,13 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
                 load_do(sdO, gdO, m_block * tile_m, seqlen_q, tid)
             while m_block < stop:
                 first_q = m_block * tile_m + lane * tm
-                read_vector(rLse, LSE[batch, head], first_q, seqlen_q, types.float32(-math.inf))
-                read_vector(rDelta, Delta[batch, head], first_q, seqlen_q, types.float32(0))
                 wait_for_copies()
                 cuda.syncthreads()  # Q_i and dO_i are here for all, and nobody reads dS any more
                 weight_gradient(rdS, sV, sdO, row_group, lane)
                 scores(rS, sK, sQ, row_group, lane)
+                scale_scores(rS, scale)
+                read_vector(rLse, LSE[batch, head], first_q, seqlen_q, types.float32(-math.inf))
+                read_vector(rDelta, Delta[batch, head], first_q, seqlen_q, types.float32(0))
                 batch_head = batch * num_heads + head
                 drop_weights(rdS, first_q, first_k, batch_head, dropout)
                 subtract_delta(rdS, rDelta)
@@ -200,15 +201,8 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
                 m_block = following
 
         # Epilogue
-        rFactor = cuda.local.array(tn, types.float32)
-        for i in range(tn):
-            unroll_full()
-            rFactor[i] = dk_scale
-        store_dk(dK[batch, :, kv_head], acc_dk, first_k, K.shape[1], lane, rFactor)
-        for i in range(tn):
-            unroll_full()
-            rFactor[i] = 1
-        store_dv(dV[batch, :, kv_head], acc_dv, first_k, K.shape[1], lane, rFactor)
+        store_dk(dK[batch, :, kv_head], acc_dk, first_k, K.shape[1], lane, scale)
+        store_dv(dV[batch, :, kv_head], acc_dv, first_k, K.shape[1], lane, types.float32(1))
 
     return flash2_backward
 
@@ -298,10 +292,11 @@ def backward(
     delta_pass = row_passes.make_delta(*sizes)
     launch(delta_pass, row_blocks, row_passes.THREADS, 0, (out, dout, given, delta, sums), stream)
 
-    scale = scale_of_scores(problem.softmax_scale, spec.changes)
+    scale = problem.softmax_scale
+    factors = (scale, scale, 1.0) if spec.folded else (1.0, scale, scale)
     arguments = (
         *(q, k, v, dout, lse, delta, sums, dk, dv, turns, ticket),
-        *(scale, 1.0 if spec.changes else math.log(2), problem.softmax_scale),
+        *factors,
         *extra_arguments(problem, tiles.tile_m, tiles.tile_n),
     )
     key_blocks = batch * problem.num_kv_heads * ceil_div(problem.seqlen_k, tiles.tile_n)

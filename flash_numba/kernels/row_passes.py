@@ -10,11 +10,10 @@ from functools import cache
 from ..device.copies import LANES, make_read4
 from ..device.elements import element
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.online_softmax import ALL_LANES
 from ..device.schedule import block_of
 
-THREADS, ROWS = 128, 64
-"""Threads of a block, and the rows that it handles; 8 threads share a row."""
+THREADS, ROWS = 128, 128
+"""Threads of a block, and the rows that it handles."""
 
 
 @cache
@@ -42,27 +41,28 @@ def make_delta(dtype: str, head_dim: int, head_dim_v: int, vectors: bool, has_dl
         batch_head, block = block_of(O.shape[0] * num_heads, (seqlen_q + ROWS - 1) // ROWS)
         batch, head = batch_head // num_heads, batch_head % num_heads
         gO, gdO, gdQ = O[batch, :, head], dO[batch, :, head], dQ[batch, :, head]
-        lane, row, stop = tid % LANES, block * ROWS + tid // LANES, (block + 1) * ROWS
-        while row < stop:
+        row, stop = block * ROWS + tid, min((block + 1) * ROWS, seqlen_q)
+        if row < stop:
+            # In the order of the product dO Vᵀ: a row with one key then has dP - delta = 0.
             total = types.float32(0)
-            column = lane * 4
+            column = 0
             while column < head_dim_v:
                 a, b, c, d = read4(gO, row, column, seqlen_q)
                 e, f, g, h = read4(gdO, row, column, seqlen_q)
-                total += a * e + b * f + c * g + d * h
-                column += 4 * LANES
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 4)
-            if row < seqlen_q:
-                if lane == 0:
-                    if has_dlse:
-                        total -= dLSE[0][batch, head, row]
-                    Delta[batch, head, row] = total
-                column = types.int64(lane)
-                while column < head_dim:
-                    gdQ[row, column] = 0
-                    column += LANES
+                total += a * e
+                total += b * f
+                total += c * g
+                total += d * h
+                column += 4
+            if has_dlse:
+                total -= dLSE[0][batch, head, row]
+            Delta[batch, head, row] = total
+        row, lane = block * ROWS + tid // LANES, tid % LANES
+        while row < stop:
+            column = types.int64(lane)
+            while column < head_dim:
+                gdQ[row, column] = 0
+                column += LANES
             row += THREADS // LANES
 
     return delta_pass

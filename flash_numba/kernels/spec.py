@@ -6,6 +6,7 @@ Everything here is hashable; equal specifications share one compiled kernel.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..device.scores import is_power_of_two
 from ..problem import Problem
 
 
@@ -24,6 +25,8 @@ class Spec(NamedTuple):
         The mask, as in `masks.Mask`.
     changes, derivatives : tuple of callables
         Score changes, as in `masks.ScoreMod`.
+    folded : bool
+        The scale is a power of two, so that a factor of the scores can take it in exactly.
     has_lengths, has_list, has_dropout : bool
         Whether key lengths, a block list and dropout numbers are handed over.
     """
@@ -37,6 +40,7 @@ class Spec(NamedTuple):
     exact: bool = True
     changes: tuple = ()
     derivatives: tuple = ()
+    folded: bool = True
     has_lengths: bool = False
     has_list: bool = False
     has_dropout: bool = False
@@ -56,6 +60,7 @@ class Spec(NamedTuple):
             ranges.exact if ranges else True,
             tuple(mod.apply for mod in problem.score_mods),
             tuple(mod.derivative for mod in problem.score_mods),
+            is_power_of_two(problem.softmax_scale),
             problem.key_lengths is not None,
             problem.block_mask is not None,
             problem.dropout_p > 0,

@@ -55,7 +55,7 @@ class Block:
     def run(self, arguments: Sequence) -> None:
         """Run all threads to their end."""
         self.main = getcurrent()
-        threads = [Thread(lambda: self.function(*arguments), i) for i in range(self.size)]
+        threads = [Thread(lambda: self._thread(arguments), i) for i in range(self.size)]
         live = [threads[i] for i in self.order]
         while live:
             for thread in live:
@@ -65,6 +65,10 @@ class Block:
             if live and not self._release(live):
                 stuck = sorted({str(thread.waits_for) for thread in live})
                 raise RuntimeError(f"threads wait for each other for ever: {', '.join(stuck)}")
+
+    def _thread(self, arguments):
+        with np.errstate(all="ignore"):  # a greenlet does not inherit it
+            self.function(*arguments)
 
     @staticmethod
     def _release(live: list[Thread]) -> bool:
@@ -148,7 +152,6 @@ def run(kernel, blocks, threads, shared_bytes, arguments, order: Sequence[int] |
         a missing barrier.
     """
     chosen = range(blocks) if isinstance(blocks, int) else blocks
-    with np.errstate(all="ignore"):
-        for index in chosen:
-            turns = range(threads) if order is None else order
-            Block(kernel, index, len(chosen), threads, shared_bytes, turns).run(arguments)
+    for index in chosen:
+        turns = range(threads) if order is None else order
+        Block(kernel, index, len(chosen), threads, shared_bytes, turns).run(arguments)
