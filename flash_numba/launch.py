@@ -218,15 +218,21 @@ def launch(dispatcher, blocks, threads, shared_bytes, arguments, stream=0) -> Co
     return compiled
 
 
-def upload(values):
+def upload(values, copy=None):
     """Numbers, NumPy arrays and nested tuples as kernel arguments, arrays copied to the GPU.
+
+    Parameters
+    ----------
+    values : tuple
+    copy : callable, optional
+        What makes a device array of a contiguous NumPy array; default `cuda.to_device`.
 
     Returns
     -------
     arguments, owners : tuple, list
         `owners` keeps the copies alive.
     """
-    owners = []
+    owners, copy = [], copy or cuda.to_device
 
     def one(value):
         if isinstance(value, DeviceArray | np.uint64):
@@ -234,13 +240,11 @@ def upload(values):
         if isinstance(value, tuple | list):
             return tuple(one(part) for part in value)
         if isinstance(value, np.ndarray):
-            if value.dtype == np.float64:
-                value = value.astype(np.float32)
             steps = tuple(0 if step == 0 else None for step in value.strides)
             small = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
-            copy = cuda.to_device(np.ascontiguousarray(small))
-            owners.append(copy)
-            view = DeviceArray.of(copy)
+            stored = np.float32 if value.dtype == np.float64 else value.dtype
+            owners.append(copy(np.ascontiguousarray(small, stored)))
+            view = DeviceArray.of(owners[-1])
             kept = tuple(0 if z == 0 else s for z, s in zip(steps, view.strides, strict=True))
             return DeviceArray(view.pointer, value.shape, kept, view.dtype)
         if hasattr(value, "data_ptr") or hasattr(value, "__cuda_array_interface__"):

@@ -55,19 +55,20 @@ def kinds(problem):
     return np.broadcast_to(listed, (problem.batch, problem.num_heads, *listed.shape[2:]))
 
 
-def forward_tiles(problem, vectors=True):
+def forward_tiles(problem, vectors=True, sizes=(4, 4, 8)):
+    thread_m, thread_n, lanes = sizes
     asynchronous = problem.dtype == "fp32" and vectors
-    depth, depth_v = padded(problem.head_dim, 32), padded(problem.head_dim_v, 32)
-    return ForwardTiles(depth, depth_v, 4, 4, 8, 32, 1, asynchronous)
+    depth, depth_v = (padded(d, 4 * lanes) for d in (problem.head_dim, problem.head_dim_v))
+    return ForwardTiles(depth, depth_v, thread_m, thread_n, lanes, 32, 1, asynchronous)
 
 
-def backward_tiles(problem, vectors=True):
-    tiles = forward_tiles(problem, vectors)
-    return BackwardTiles(tiles.depth, tiles.depth_v, 4, 4, 8, 4, 32, 1, tiles.asynchronous)
+def backward_tiles(problem, sizes=(4, 4, 8, 4)):
+    tiles = forward_tiles(problem, True, sizes[:3])
+    return BackwardTiles(tiles.depth, tiles.depth_v, *sizes, 32, 1, tiles.asynchronous)
 
 
-def forward(problem, q, k, v, vectors=True, order=None):
-    spec, tiles = Spec.of(problem, vectors), forward_tiles(problem, vectors)
+def forward(problem, q, k, v, vectors=True, order=None, sizes=(4, 4, 8)):
+    spec, tiles = Spec.of(problem, vectors), forward_tiles(problem, vectors, sizes)
     out = np.full((*q.shape[:3], v.shape[-1]), np.nan, q.dtype)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
     scale = np.float32(problem.softmax_scale)
@@ -78,8 +79,8 @@ def forward(problem, q, k, v, vectors=True, order=None):
     return out, lse
 
 
-def backward(problem, q, k, v, out, lse, dout, dlse=None, order=None):
-    spec, tiles = Spec.of(problem, True), backward_tiles(problem)
+def backward(problem, q, k, v, out, lse, dout, dlse=None, order=None, sizes=(4, 4, 8, 4)):
+    spec, tiles = Spec.of(problem, True), backward_tiles(problem, sizes)
     dq = np.full(q.shape, np.nan, np.float32)
     dk, dv = np.full(k.shape, np.nan, k.dtype), np.full(v.shape, np.nan, v.dtype)
     delta = np.full(lse.shape, np.nan, np.float32)
@@ -189,3 +190,42 @@ def test_gradient_of_lse():
         backward(problem, q, k, v, out, lse, dout, dlse), (want.dq, want.dk, want.dv), strict=True
     ):
         assert np.abs(got - exact.numpy()).max() <= 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(8, 4, 8), (4, 1, 16), (4, 2, 16)], ids=str)
+def test_other_forward_tiles(sizes):
+    problem, q, k, v, _ = random_problem(**CASES["causal-gqa"])
+    out, lse = forward(problem, q, k, v, sizes=sizes)
+    want = truth(problem, q, k, v)
+    assert np.abs(out - want.out.numpy()).max() <= 1e-5
+    assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
+
+
+@pytest.mark.parametrize("sizes", [(8, 4, 8, 4), (4, 2, 16, 4), (4, 1, 16, 8)], ids=str)
+def test_other_backward_tiles(sizes):
+    problem, q, k, v, dout = random_problem(**CASES["causal-gqa"])
+    out, lse = forward(problem, q, k, v)
+    want = truth(problem, q, k, v, dout)
+    gradients = backward(problem, q, k, v, out, lse, dout, sizes=sizes)
+    for got, exact in zip(gradients, (want.dq, want.dk, want.dv), strict=True):
+        assert np.abs(got - exact.numpy()).max() <= 1e-4
+
+
+def test_one_key_gives_exact_answers():
+    """P is 1 and dP = delta to the last bit, however large the score."""
+    rng = np.random.default_rng(4)
+    problem = Problem(1, 1, 20, softmax_scale=20**-0.5)
+    q, k = np.full((1, 1, 1, 20), 64, np.float32), np.full((1, 1, 1, 20), -64, np.float32)
+    v, dout = rng.standard_normal((2, 1, 1, 1, 20)).astype(np.float32)
+    out, lse = forward(problem, q, k, v)
+    assert np.array_equal(out, v)
+    dq, dk, dv = backward(problem, q, k, v, out, lse, dout)
+    assert not dq.any()
+    assert not dk.any()
+    assert np.array_equal(dv, dout)
+
+
+def test_tiles_that_threads_cannot_copy_are_refused():
+    problem = Problem(**SIZES)
+    with pytest.raises(ValueError, match="got rows=64, threads=32 and group=8"):
+        flash2.make_forward(Spec.of(problem, True), forward_tiles(problem, True, (8, 8, 8)))

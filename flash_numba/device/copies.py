@@ -99,6 +99,11 @@ def make_load_rows(
     Reads each valid element of the tile once. Rows from `row_stop` on are zeros.
     """
     rows_at_once = threads // LANES
+    if rows_at_once % group or rows % rows_at_once:
+        raise ValueError(
+            f"rows must be a multiple of threads / {LANES}, and that of group; "
+            f"got rows={rows}, threads={threads} and group={group}"
+        )
     passes, chunks, words = rows // rows_at_once, depth // (4 * LANES), depth // LANES
     group_step = rows_at_once // group
     read4 = make_read4(dtype, columns, vectors)

@@ -10,7 +10,7 @@ import math
 from functools import cache
 
 from .numba_cuda import cuda, room, types
-from .ptx import exp2, larger, log2, rounded_product
+from .ptx import exp2, larger, rounded_product
 from .unroll import unroll_full
 
 ALL_LANES = 0xFFFFFFFF
@@ -138,6 +138,6 @@ def make_online_softmax(
             for c in range(out_columns):
                 unroll_full()
                 acc_o[i, c] /= divisor
-            rLse[i] = row_max[i] + log2(divisor) * types.float32(LN_2)
+            rLse[i] = row_max[i] + math.log(divisor)
 
     return start, update, finish

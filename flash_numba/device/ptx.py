@@ -186,12 +186,6 @@ exp2 = _unary(
     lambda x: np.exp2(np.float32(x)),
     "``ex2.approx.ftz.f32`` (9.7.3.21): 2 to the power `x`, relative error 2**-22.",
 )
-log2 = _unary(
-    "log2",
-    "lg2.approx.f32 $0, $1;",
-    lambda x: np.log2(np.float32(x)),
-    "``lg2.approx.f32`` (9.7.3.20): base-2 logarithm of `x` > 0.",
-)
 
 
 @emulated_by(lambda x, y: np.fmax(np.float32(x), np.float32(y)))

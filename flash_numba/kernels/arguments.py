@@ -11,10 +11,10 @@ from ..problem import Problem
 from ..tiling import PARTIAL
 
 
-@lru_cache(maxsize=16)
-def _uploaded(problem: Problem, tile_m: int, tile_n: int):
+def extra_values(problem: Problem, tile_m: int, tile_n: int) -> tuple:
+    """What `extra_arguments` puts into GPU memory, still on the host."""
     mask, ranges = problem.visibility, problem.range_mask
-    values = (
+    return (
         mask.aux if mask else (),
         ranges.aux if ranges else (),
         chain_aux(mod.aux for mod in problem.score_mods),
@@ -22,7 +22,11 @@ def _uploaded(problem: Problem, tile_m: int, tile_n: int):
         () if problem.block_mask is None else (tile_kinds(problem, tile_m, tile_n),),
         _dropout_numbers(problem),
     )
-    return upload(values)
+
+
+@lru_cache(maxsize=16)
+def _uploaded(problem: Problem, tile_m: int, tile_n: int):
+    return upload(extra_values(problem, tile_m, tile_n))
 
 
 def tile_kinds(problem: Problem, tile_m: int, tile_n: int) -> np.ndarray:

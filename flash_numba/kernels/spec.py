@@ -196,7 +196,7 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Forward
         choices = [(8, 4, 8, 128, 2), (4, 4, 8, 128, 2), (4, 4, 8, 64, 2)]
     else:
         depth_v = padded(spec.head_dim_v, 64)
-        choices = [(4, 4, 16, 256, 1), (4, 4, 16, 128, 1), (4, 1, 16, 64, 1)]
+        choices = [(4, 4, 16, 256, 1), (4, 2, 16, 256, 1), (4, 1, 16, 128, 1), (4, 1, 16, 64, 1)]
     for thread_m, thread_n, lanes, threads, blocks in choices:
         tiles = ForwardTiles(
             depth, depth_v, thread_m, thread_n, lanes, threads, blocks, asynchronous
