@@ -16,7 +16,7 @@ from flash_numba.kernels.offline import assemble, compile_ptx
 def ptxas_version() -> str:
     """Release of the ptxas on the PATH."""
     text = subprocess.run(["ptxas", "--version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"release ([\d.]+)", text).group(1)
+    return re.findall(r"release ([\d.]+)", text)[0]
 
 
 def main():

@@ -10,6 +10,8 @@ import struct
 import sys
 import threading
 from functools import cache
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +55,7 @@ def argument_types(arguments):
     """Numba types of arguments: DeviceArrays, ints, floats (as float32) and nested tuples."""
     if isinstance(arguments, DeviceArray):
         return types.Array(_STORED[arguments.dtype], len(arguments.shape), "A")
-    if isinstance(arguments, np.uint64):
+    if isinstance(arguments, np.unsignedinteger):
         return types.uint64
     if isinstance(arguments, int):
         return types.int64
@@ -71,7 +73,7 @@ def _flatten(argument, formats: list, values: list) -> None:
             count *= size
         formats.append("q" * (5 + 2 * len(argument.shape)))
         values += (0, 0, count, itemsize, argument.pointer, *argument.shape, *argument.strides)
-    elif isinstance(argument, np.uint64):
+    elif isinstance(argument, np.unsignedinteger):
         formats.append("Q")
         values.append(int(argument))
     elif isinstance(argument, int):
@@ -123,7 +125,7 @@ class CompiledKernel:
     """
 
     def __init__(self, dispatcher, signature, threads: int, shared_bytes: int):
-        from cuda.bindings import driver
+        driver = import_module("cuda.bindings.driver")
 
         limit = shared_limit(compute_capability())
         if shared_bytes > limit:
@@ -218,7 +220,7 @@ def launch(dispatcher, blocks, threads, shared_bytes, arguments, stream=0) -> Co
     return compiled
 
 
-def upload(values, copy=None):
+def upload(values, copy=None) -> tuple[Any, list]:
     """Numbers, NumPy arrays and nested tuples as kernel arguments, arrays copied to the GPU.
 
     Parameters
@@ -234,8 +236,8 @@ def upload(values, copy=None):
     """
     owners, copy = [], copy or cuda.to_device
 
-    def one(value):
-        if isinstance(value, DeviceArray | np.uint64):
+    def one(value) -> Any:
+        if isinstance(value, DeviceArray | np.unsignedinteger):
             return value
         if isinstance(value, tuple | list):
             return tuple(one(part) for part in value)

@@ -1,6 +1,7 @@
 """Attention written out with whole matrices in float64 torch: what GPU tests compare with."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def weights(problem, q, k):
     return scores.masked_fill(~torch.from_numpy(keep).to(q.device), -torch.inf)
 
 
-def _torch_function(name):
+def _torch_function(name) -> Any:
     """The built-in score changes once more, in torch: written apart from the ones under test."""
 
     def tensor(x, like):

@@ -96,7 +96,7 @@ def test_build(key):
     kernel, signature, _ = prepare(build)
     ptx = compile_ptx(kernel, signature, build.cc)
     assert "__local_depot" not in ptx
-    assert ptx.count("fma.rn.f32") > 500
+    assert ptx.count("fma.rn.f32") >= 256
     assert ("cp.async" in ptx) == (build.cc >= (8, 0))
     if shutil.which("ptxas") is None:
         pytest.skip("no ptxas on the PATH")

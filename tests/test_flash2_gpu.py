@@ -1,6 +1,7 @@
 """flash2 on a GPU against whole-matrix attention in float64."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def name(case):
     return f"B{b}-H{h}_{hk}-N{n}-M{m}-D{d}_{dv}-{dtype}-{text}"
 
 
-def make(case, seed=0):
+def make(case, seed=0) -> Any:
     b, h, hk, n, m, d, dv, dtype, options = case
     problem = Problem(n, m, d, dv, b, h, hk, dtype, **options)
     generator = torch.Generator("cuda").manual_seed(seed)
@@ -131,14 +132,14 @@ def backward(problem, q, k, v, dout, dlse=None):
     from flash_numba.kernels import flash2_backward
 
     out, lse = forward(problem, q, k, v)
-    grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
     size = sum(flash2_backward.workspace(problem))
     memory = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
     flash2_backward.backward(
-        problem, q, k, v, out, lse, dout, *grads, memory, dlse,
+        problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse,
         torch.cuda.current_stream().cuda_stream,
     )  # fmt: skip
-    return grads
+    return dq, dk, dv
 
 
 def check_gradients(problem, q, k, v, dout, dlse=None):

@@ -1,5 +1,7 @@
 """flash2's own kernels, run thread by thread on a CPU, against attention in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from simulator.threads import run  # noqa: E402
 REVERSED = tuple(reversed(range(32)))
 
 
-def random_problem(seed=0, **options):
+def random_problem(seed=0, **options) -> Any:
     rng = np.random.default_rng(seed)
     problem = Problem(**options)
     p = problem
@@ -62,9 +64,11 @@ def forward_tiles(problem, vectors=True, sizes=(4, 4, 8)):
     return ForwardTiles(depth, depth_v, thread_m, thread_n, lanes, 32, 1, asynchronous)
 
 
-def backward_tiles(problem, sizes=(4, 4, 8, 4)):
+def backward_tiles(problem, sizes: Any = (4, 4, 8, 4)):
     tiles = forward_tiles(problem, True, sizes[:3])
-    return BackwardTiles(tiles.depth, tiles.depth_v, *sizes, 32, 1, tiles.asynchronous)
+    own = dict(zip(("thread_n", "thread_m", "lanes", "q_lanes"), sizes, strict=True))
+    depths = tiles.depth, tiles.depth_v
+    return BackwardTiles(*depths, **own, threads=32, asynchronous=tiles.asynchronous)
 
 
 def forward(problem, q, k, v, vectors=True, order=None, sizes=(4, 4, 8)):
@@ -226,6 +230,6 @@ def test_one_key_gives_exact_answers():
 
 
 def test_tiles_that_threads_cannot_copy_are_refused():
-    problem = Problem(**SIZES)
+    problem = random_problem(**SIZES)[0]
     with pytest.raises(ValueError, match="got rows=64, threads=32 and group=8"):
         flash2.make_forward(Spec.of(problem, True), forward_tiles(problem, True, (8, 8, 8)))

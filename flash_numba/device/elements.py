@@ -5,7 +5,7 @@ compute in fp32.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import numba_cuda
 from .numba_cuda import room, types
@@ -23,9 +23,9 @@ class Element(NamedTuple):
         From `stored` to float32, and back rounded to nearest even.
     """
 
-    stored: object
-    load: object
-    store: object
+    stored: Any
+    load: Any
+    store: Any
 
 
 @room

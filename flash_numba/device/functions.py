@@ -7,6 +7,7 @@ the pieces are compiled, then the maker is called on them again.
 
 import math
 from functools import cache
+from typing import Any
 
 from .. import fn
 from .numba_cuda import overload, room
@@ -48,7 +49,7 @@ def _maximum(x, y):
 
 
 @cache
-def device_function(function):
+def device_function(function) -> Any:
     """`function` compiled for kernels; None stays None."""
     if function is None:
         return None

@@ -5,33 +5,34 @@ everything that the kernels take from either goes through this file. With plain 
 import and can be traced on a CPU; compiling and launching them needs `numba-cuda`.
 """
 
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-
-import numba.cuda.cudadrv.nvvm as nvvm
-from llvmlite import ir
-from numba import cuda
+from typing import Any
 
 NUMBA_CUDA = find_spec("numba_cuda") is not None
 """True with the `numba-cuda` package, False with the CUDA target inside plain numba."""
 
+# Names of kernel code are typed by Numba, not by a checker: hence Any.
+cuda: Any = import_module("numba.cuda")
+nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
+ir: Any = import_module("llvmlite.ir")
+_home = "numba.cuda" if NUMBA_CUDA else "numba.core"
+cgutils: Any = import_module(f"{_home}.cgutils")
+types: Any = import_module(f"{_home}.types")
+_extending: Any = import_module(f"{_home}.extending")
 if NUMBA_CUDA:
-    from numba.cuda import cgutils, types
-    from numba.cuda.extending import intrinsic, overload
+    intrinsic: Any = _extending.intrinsic
+    overload: Any = _extending.overload
 else:
-    from functools import partial
-
-    from numba.core import cgutils, types
-    from numba.core.extending import intrinsic as _intrinsic
-    from numba.core.extending import overload as _overload
-
-    intrinsic = _intrinsic(target="cuda")
-    overload = partial(_overload, target="cuda")
+    intrinsic = _extending.intrinsic(target="cuda")
+    overload = partial(_extending.overload, target="cuda")
 
 __all__ = ["NUMBA_CUDA", "cgutils", "cuda", "intrinsic", "ir", "kernel", "nvvm", "overload"]
 __all__ += ["room", "types"]
 
 
-def kernel(threads: int, blocks_per_sm: int = 1):
+def kernel(threads: int, blocks_per_sm: int = 1) -> Any:
     """Decorator: a CUDA kernel compiled for blocks of `threads` threads.
 
     Parameters
@@ -46,7 +47,7 @@ def kernel(threads: int, blocks_per_sm: int = 1):
     return cuda.jit
 
 
-def room(function):
+def room(function) -> Any:
     """Decorator: a device function, inlined into every kernel that calls it.
 
     Inlining costs nothing and is what keeps a thread's local arrays in registers.

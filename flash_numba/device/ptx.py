@@ -4,6 +4,8 @@
 scalars. Section numbers are those of NVIDIA's PTX ISA 9.0.
 """
 
+from typing import Any
+
 import numpy as np
 
 from .numba_cuda import cgutils, intrinsic, ir, types
@@ -13,7 +15,7 @@ I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SHARED, GLOBAL = 3, 1
 
 
-def emulated_by(emulate):
+def emulated_by(emulate) -> Any:
     """Decorator: a typing function as an intrinsic with its CPU twin `emulate`."""
 
     def decorate(typing):
@@ -71,7 +73,7 @@ def _in_space(builder, pointer, kind, space):
     )
 
 
-def _vector_load(space, doc):
+def _vector_load(space, doc) -> Any:
     def typing(typingctx, array, index):
         def codegen(context, builder, signature, args):
             pointer = _pointer(context, builder, array, args[0], index, args[1])
@@ -87,7 +89,7 @@ def _vector_load(space, doc):
     return operation
 
 
-def _vector_store(space, doc):
+def _vector_store(space, doc) -> Any:
     def typing(typingctx, array, index, values):
         def codegen(context, builder, signature, args):
             pointer = _pointer(context, builder, array, args[0], index, args[1])
@@ -148,7 +150,7 @@ def copy16_async(typingctx, shared, to, source, index, valid):
     return types.void(shared, to, source, index, types.boolean), codegen
 
 
-def _no_operand(text, doc):
+def _no_operand(text, doc) -> Any:
     def typing(typingctx):
         def codegen(context, builder, signature, args):
             _assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
@@ -167,7 +169,7 @@ copy_wait_all = _no_operand(
 )
 
 
-def _unary(name, text, emulate, doc):
+def _unary(name, text, emulate, doc) -> Any:
     def typing(typingctx, x):
         def codegen(context, builder, signature, args):
             x32 = context.cast(builder, args[0], x, types.float32)
@@ -214,7 +216,7 @@ def rounded_product(typingctx, x, y):
     return types.float32(x, y), codegen
 
 
-def _convert(doc, source, target, emulate, codegen):
+def _convert(doc, source, target, emulate, codegen) -> Any:
     def typing(typingctx, x):
         def build(context, builder, signature, args):
             return codegen(builder, context.cast(builder, args[0], x, source))

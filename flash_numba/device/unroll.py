@@ -7,6 +7,7 @@ a constant, so every loop over one is unrolled in full.
 """
 
 import re
+from typing import Any
 
 from .numba_cuda import intrinsic, ir, nvvm, types
 
@@ -25,7 +26,7 @@ def _mark(builder, text):
     builder.call(ir.InlineAsm(kind, _MARKER + text, "", side_effect=True), [])
 
 
-def _marker(name, text, doc):
+def _marker(name, text, doc) -> Any:
     def typing(typingctx):
         def codegen(context, builder, signature, args):
             _mark(builder, text)
@@ -44,7 +45,7 @@ unroll_full = _marker("unroll_full", "full", "Write out every turn of the loop a
 unroll_none = _marker("unroll_none", "disable", "Keep the loop around this call a loop.")
 
 
-def _by(count):
+def _by(count) -> Any:
     text = f"Write out {count} turns of the loop around this call."
     return _marker(f"unroll_{count}", f"count {count}", text)
 
@@ -159,14 +160,14 @@ def annotate_loops(text: str) -> str:
 
 def _install() -> None:
     """Annotate all IR on its way to NVVM (both the PTX and the link-time path)."""
-    lower = nvvm.llvm_replace
+    lower: Any = nvvm.llvm_replace
     if getattr(lower, "annotates_loops", False):
         return
 
     def llvm_replace(text):
         return annotate_loops(lower(text))
 
-    llvm_replace.annotates_loops = True
+    setattr(llvm_replace, "annotates_loops", True)  # noqa: B010
     nvvm.llvm_replace = llvm_replace
 
 

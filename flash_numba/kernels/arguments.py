@@ -1,6 +1,7 @@
 """What a kernel is handed besides Q, K, V and its results."""
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def tile_kinds(problem: Problem, tile_m: int, tile_n: int) -> np.ndarray:
     int8 array of shape (batch, num_heads, query tiles, key tiles)
         Axes may have stride 0.
     """
-    listed = problem.block_mask
+    listed: Any = problem.block_mask
     low, high = listed.kinds, listed.kinds
     for axis, own, size, length in (
         (2, listed.tile_m, tile_m, problem.seqlen_q),

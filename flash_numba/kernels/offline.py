@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..device.numba_cuda import cuda
 
@@ -32,10 +33,9 @@ class Resources(NamedTuple):
 @contextmanager
 def _pretend(cc):
     """Numba asks the current device for its capability when it compiles a device function."""
-    import numba.cuda.compiler as compiler
-    import numba.cuda.dispatcher as dispatcher
-
-    modules = (compiler, dispatcher)
+    modules: list[Any] = [
+        import_module(f"numba.cuda.{name}") for name in ("compiler", "dispatcher")
+    ]
     kept = [module.get_current_device for module in modules]
     try:
         for module in modules:
@@ -90,8 +90,8 @@ def assemble(ptx: str, cc: tuple) -> Resources:
     if run.returncode != 0:
         raise RuntimeError(f"ptxas -arch={arch} failed: {report}")
 
-    def number(pattern):
-        return int(re.search(pattern, report).group(1))
+    def number(pattern) -> int:
+        return int(re.findall(pattern, report)[0])
 
     return Resources(
         number(r"Used (\d+) registers"),

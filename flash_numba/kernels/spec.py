@@ -205,7 +205,7 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Forward
             return tiles
     raise ValueError(
         f"head_dim={spec.head_dim} and head_dim_v={spec.head_dim_v} need "
-        f"{tiles.shared_bytes} bytes of shared memory a block, this GPU has {shared_bytes}"
+        f"more shared memory a block than the {shared_bytes} bytes of this GPU"
     )
 
 
@@ -248,5 +248,5 @@ def backward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Backwa
             return tiles
     raise ValueError(
         f"head_dim={spec.head_dim} and head_dim_v={spec.head_dim_v} need "
-        f"{tiles.shared_bytes + 16} bytes of shared memory a block, this GPU has {shared_bytes}"
+        f"more shared memory a block than the {shared_bytes} bytes of this GPU"
     )

@@ -10,13 +10,14 @@ thread waits for it: what is read too early is seen in the result.
 
 import types as python_types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 
 from flash_numba.device import numba_cuda, ptx
 
-from .standins import Cuda, Types
+from .standins import Cuda, Types, current
 
 
 class Thread(greenlet):
@@ -25,9 +26,9 @@ class Thread(greenlet):
     def __init__(self, body: Callable, index: int):
         super().__init__(body)
         self.index = index
-        self.waits_for = None
-        self.offer = None
-        self.answer = None
+        self.waits_for: Any = None
+        self.offer: Any = None
+        self.answer: Any = None
         self.copies: list[tuple] = []
         self.arrays = 0
 
@@ -40,14 +41,14 @@ class Block:
         self.dynamic = np.full(shared_bytes // 4, np.nan, np.float32)
         self.static: dict[int, np.ndarray] = {}
         self.order = order
-        self.function = _Translator(self).function(kernel.py_func)
+        self.function: Any = _Translator(self).function(kernel.py_func)
 
     def meet(self, kind: str, group: int, members: int, offer, answer: Callable):
         """Wait until `members` threads of `group` offer something; `answer` maps offers to results.
 
         The offers come in the order of the threads' numbers.
         """
-        thread = getcurrent()
+        thread = current()
         thread.waits_for, thread.offer = (kind, group, members), (offer, answer)
         self.main.switch()
         return thread.answer
@@ -102,7 +103,7 @@ class _Translator:
         if value is numba_cuda.types:
             return Types
         if value is ptx.copy16_async:
-            return lambda *operands: getcurrent().copies.append(operands)
+            return lambda *operands: current().copies.append(operands)
         if value is ptx.copy_wait_all:
             return _copies_arrive
         if hasattr(value, "emulate"):
@@ -127,7 +128,7 @@ class _Translator:
 
 
 def _copies_arrive():
-    thread = getcurrent()
+    thread = current()
     for operands in thread.copies:
         ptx.copy16_async.emulate(*operands)
     thread.copies.clear()

@@ -1,11 +1,17 @@
 """What `cuda` and `types` are to a kernel that runs on a CPU."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
 
 WARP = 32
+
+
+def current() -> Any:
+    """The `runner.Thread` that runs now."""
+    return getcurrent()
 
 
 class _Integer:
@@ -49,7 +55,7 @@ class Cuda:
     @property
     def threadIdx(self):
         """Index of the thread within its block."""
-        return SimpleNamespace(x=getcurrent().index)
+        return SimpleNamespace(x=current().index)
 
     @property
     def blockIdx(self):
@@ -70,7 +76,7 @@ class Cuda:
         if shape == 0:
             return self.block.dynamic
         # All threads come by the same declarations in the same order.
-        thread = getcurrent()
+        thread = current()
         thread.arrays += 1
         fresh = _local_array(shape, dtype)
         return self.block.static.setdefault(thread.arrays, fresh)
@@ -92,7 +98,7 @@ class Cuda:
         return self._in_warp(predicate, lambda offers: [any(offers)] * WARP)
 
     def _in_warp(self, value, answer):
-        return self.block.meet("warp", getcurrent().index // WARP, WARP, value, answer)
+        return self.block.meet("warp", current().index // WARP, WARP, value, answer)
 
 
 def _local_array(shape, dtype):
