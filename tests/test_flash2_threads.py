@@ -8,12 +8,13 @@ import pytest
 numba = pytest.importorskip("numba")
 greenlet = pytest.importorskip("greenlet")
 
+from kernel_runner import run  # noqa: E402
+
 from flash_numba import dropout, masks, tiling  # noqa: E402
 from flash_numba.device.functions import chain_aux  # noqa: E402
 from flash_numba.kernels import flash2, flash2_backward, row_passes  # noqa: E402
 from flash_numba.kernels.spec import BackwardTiles, ForwardTiles, Spec, padded  # noqa: E402
 from flash_numba.problem import DTYPES, Problem  # noqa: E402
-from simulator.threads import run  # noqa: E402
 
 REVERSED = tuple(reversed(range(32)))
 
