@@ -15,12 +15,15 @@ I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SHARED, GLOBAL = 3, 1
 
 
-def emulated_by(emulate) -> Any:
-    """Decorator: a typing function as an intrinsic with its CPU twin `emulate`."""
+def emulated_by(emulate, traffic: str = "") -> Any:
+    """Decorator: a typing function as an intrinsic with its CPU twin `emulate`.
+
+    `simulator.threads` says what `traffic` means.
+    """
 
     def decorate(typing):
         operation = intrinsic(typing)
-        operation.emulate = emulate
+        operation.emulate, operation.traffic = emulate, traffic
         operation.__doc__ = typing.__doc__
         return operation
 
@@ -56,14 +59,11 @@ def _vector_of(array_type):
 
 
 def _load4(array, index):
-    *outer, last = index
-    return tuple(array[(*outer, last + i)] for i in range(4))
+    return array.load_vector(index, 4)
 
 
 def _store4(array, index, values):
-    *outer, last = index
-    for i in range(4):
-        array[(*outer, last + i)] = values[i]
+    array.store_vector(index, values)
 
 
 def _in_space(builder, pointer, kind, space):
@@ -125,10 +125,10 @@ store4_global = _vector_store(GLOBAL, "``st.global.v4`` (9.7.9.11): see `load4_g
 
 
 def _copy16_async(shared, to, source, index, valid):
-    _store4(shared, to, _load4(source, index) if valid else (0.0,) * 4)
+    _store4(shared, to, _load4(source, index) if valid else (np.float32(0),) * 4)
 
 
-@emulated_by(_copy16_async)
+@emulated_by(_copy16_async, traffic="cp.async")
 def copy16_async(typingctx, shared, to, source, index, valid):
     """``cp.async.cg.shared.global`` (9.7.9.25.3.1): start a copy of four float32 to shared memory.
 
@@ -150,7 +150,7 @@ def copy16_async(typingctx, shared, to, source, index, valid):
     return types.void(shared, to, source, index, types.boolean), codegen
 
 
-def _no_operand(text, doc) -> Any:
+def _no_operand(text, doc, traffic="") -> Any:
     def typing(typingctx):
         def codegen(context, builder, signature, args):
             _assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
@@ -158,7 +158,7 @@ def _no_operand(text, doc) -> Any:
 
         return types.void(), codegen
 
-    operation = emulated_by(lambda: None)(typing)
+    operation = emulated_by(lambda: None, traffic)(typing)
     operation.__doc__ = doc
     return operation
 
@@ -166,6 +166,7 @@ def _no_operand(text, doc) -> Any:
 copy_wait_all = _no_operand(
     "cp.async.wait_all;",
     "``cp.async.wait_all`` (9.7.9.25.3.3): wait for every copy that this thread started.",
+    "cp.async.wait_all",
 )
 
 
@@ -324,7 +325,7 @@ def load_uncached(typingctx, array, index):
     return types.float32(array, index), codegen
 
 
-@emulated_by(lambda array, index: int(array[index]))
+@emulated_by(lambda array, index: int(array[index]), traffic="acquire")
 def load_acquire(typingctx, array, index):
     """``ld.acquire.gpu.global.s32`` (9.7.9.8): what the writer wrote before is visible after it."""
 
@@ -336,7 +337,7 @@ def load_acquire(typingctx, array, index):
     return types.int32(array, index), codegen
 
 
-@emulated_by(lambda array, index, value: array.__setitem__(index, value))
+@emulated_by(lambda array, index, value: array.__setitem__(index, value), traffic="release")
 def store_release(typingctx, array, index, value):
     """``st.release.gpu.global.s32`` (9.7.9.11): all writes before it are visible with it."""
 
