@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from .trace_cli import trace_command
 from .viewer.cli import step
 
 CLICK_ERROR: type[Exception] = next(
@@ -162,6 +163,7 @@ def _progress(jobs: list):
 
 
 app.command()(step)
+app.command("trace")(trace_command)
 
 
 if __name__ == "__main__":

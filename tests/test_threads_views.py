@@ -15,7 +15,7 @@ from bug_zoo import empty, vector
 from rich.console import Console
 
 from simulator.threads import advice, trace, warp
-from simulator.threads.cli import load_case, trace_command
+from simulator.trace_cli import load_case, trace_command
 
 
 def text(view) -> str:

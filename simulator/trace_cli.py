@@ -90,9 +90,9 @@ def trace_command(
     """Run a CUDA kernel on the CPU, thread by thread: count its accesses, find its errors."""
     from rich.console import Console
 
-    from .errors import KernelError
-    from .launch import trace
-    from .views import summary, warp
+    from .threads.errors import KernelError
+    from .threads.launch import trace
+    from .threads.views import summary, warp
 
     kernel, grid, block, arguments, shared_bytes = load_case(target)
     errors = "collect" if collect else "raise"
