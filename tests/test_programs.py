@@ -22,7 +22,7 @@ TILED = [name for name, program in PROGRAMS.items() if not program.idealised]
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 tiled_program = pytest.mark.parametrize("name", TILED)
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward"])
-NUMERICS, COUNTS = range(100), range(500)
+NUMERICS, COUNTS = range(100), range(150)
 
 
 class Simulated:
