@@ -79,6 +79,11 @@ class Command:
         last = self.settle(0.5)
         return None if last is None else last - begun
 
+    def cpu_s(self) -> float:
+        """Processor time used so far: what a key costs however busy the machine is (Linux)."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def peak_mib(self) -> float:
         """The most memory that the process has had resident (Linux)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -99,15 +104,21 @@ def measure(args: list[str], tiles: tuple[int, int], presses: int) -> dict:
     rng = np.random.default_rng(0)
     keys = {}
     for name, sequence in KEYS.items():
-        times = []
+        times, cpu = [], 0.0
         while len(times) < presses:
             command.press(f"g{tile(rng, tiles)}\r")
             if name == "jump to a tile":
                 command.press(f"g{tile(rng, tiles)}")
+            before = command.cpu_s()
             taken = command.press(sequence)
             if taken is not None:
                 times.append(1e3 * taken)
-        keys[name] = {"p50_ms": round(float(np.median(times)), 1), "max_ms": round(max(times), 1)}
+                cpu += 1e3 * (command.cpu_s() - before)
+        keys[name] = {
+            "p50_ms": round(float(np.median(times)), 1),
+            "max_ms": round(max(times), 1),
+            "mean_cpu_ms": round(cpu / presses, 1),
+        }
     peak = command.peak_mib()
     command.press("q")
     command.process.wait(20)
@@ -116,7 +127,7 @@ def measure(args: list[str], tiles: tuple[int, int], presses: int) -> dict:
 
 def main() -> None:
     """Measure one run, and two side by side."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="latency of the stepper's keys")
     parser.add_argument("--seqlen", type=int, default=4096)
     parser.add_argument("--presses", type=int, default=30)
     parser.add_argument("--write", action="store_true", help="write results/stepper_latency.json")
@@ -140,6 +151,7 @@ def main() -> None:
         "presses_per_key": options.presses,
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
+        "niceness": os.nice(0),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         "runs": {},
     }
@@ -148,7 +160,10 @@ def main() -> None:
         report["runs"][name] = found
         print(f"{name}: peak {found['peak_rss_mib']} MiB")
         for key, times in found["keys"].items():
-            print(f"  {key:<16}{times['p50_ms']:>8} ms median {times['max_ms']:>8} ms at most")
+            print(
+                f"  {key:<16}{times['p50_ms']:>8} ms median {times['max_ms']:>8} ms at most "
+                f"{times['mean_cpu_ms']:>8} ms of CPU"
+            )
     if options.write:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -35,6 +36,14 @@ class Random:
         if self.dlse:
             given["dlse"] = normal(rng, self.problem.shapes["dlse"])
         return given
+
+
+def seeds(count: int) -> range:
+    """Numbers of the first `count` random problems; MOST_RANDOM_PROBLEMS caps them.
+
+    The mutation check sets the cap: a suite that fails on few problems fails on more.
+    """
+    return range(min(count, int(os.environ.get("MOST_RANDOM_PROBLEMS", count))))
 
 
 @cache

@@ -332,6 +332,28 @@ def test_compiled_dropout_draws_a_new_mask_each_call(backend):
     assert not torch.equal(compiled(*given), compiled(*given))
 
 
+def test_compiled_for_any_size_and_scale():
+    def call(q, k, v, scale):
+        return flash_attention(q, k, v, causal=True, scale=scale, dropout_p=0.25, seed=3)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for seqlen, scale in ((5, 0.5), (9, 0.25), (12, -1.5)):
+        q, k, v = (leaf(2, seqlen, 2, 8) for _ in "qkv")
+        given = q, k, v
+        expected, found = call(*given, scale), compiled(*given, scale)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given)
+        )
+
+
+def test_a_compiled_call_is_checked_when_it_runs():
+    compiled = torch.compile(flash_attention, fullgraph=True, backend="eager")
+    given = [x.detach() for x in qkv()]
+    with pytest.raises(ValueError, match=r"dropout_p must be in \[0, 1\), got 1.0"):
+        compiled(*given, dropout_p=1.0)
+
+
 def arguments(**changed):
     numbers: dict[str, Any] = dict.fromkeys(pytorch._Arguments._fields)
     numbers |= {

@@ -149,10 +149,10 @@ NEED_NUMBA = "flash_numba.kernels,flash_numba.device,flash_numba.launch,flash_nu
     ("blocked", "package", "left_out"),
     [
         ("numba,numba_cuda", "flash_numba", NEED_NUMBA),
-        ("numba,numba_cuda", "simulator", "simulator.threads"),
-        ("numba_cuda,cuda", "simulator", "simulator.threads"),
+        ("numba,numba_cuda", "simulator", "none"),
+        ("numba_cuda,cuda", "simulator", "none"),
         ("none", "flash_numba", NEED_NUMBA),
-        ("none", "simulator", "simulator.threads"),
+        ("none", "simulator", "none"),
     ],
 )
 def test_imports_need_no_numba_and_touch_no_gpu(blocked, package, left_out):

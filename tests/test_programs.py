@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cases import CASES
 from harness import Case, Twin, check, tiled_rounding
-from random_problems import random_problem
+from random_problems import random_problem, seeds
 
 from flash_numba import reference
 from flash_numba.budget import within_budget
@@ -22,7 +22,7 @@ TILED = [name for name, program in PROGRAMS.items() if not program.idealised]
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 tiled_program = pytest.mark.parametrize("name", TILED)
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward"])
-NUMERICS, COUNTS = range(100), range(150)
+NUMERICS, COUNTS = seeds(100), seeds(150)
 
 
 class Simulated:

@@ -3,14 +3,17 @@ import asyncio
 import pytest
 from rich.console import Console
 from textual import events
+from textual.binding import Binding
 from viewer_runs import arrays, log_of
 
 from simulator.viewer.app import Stepper
 from simulator.viewer.breakpoints import Breakpoint
 from simulator.viewer.glyphs import ASCII
 from simulator.viewer.help import KEYS, HelpScreen
+from simulator.viewer.player import Player
 from simulator.viewer.rows import max_changes
 from simulator.viewer.session import Saved, Session
+from simulator.viewer.stage import Stage
 
 TYPED = {" ": "space", ",": "comma", "_": "underscore"}
 
@@ -302,7 +305,8 @@ def test_help_names_every_panel_and_key():
 
     drive(script)
     named = " ".join(keys for keys, _ in KEYS)
-    for binding in (*Stepper.BINDINGS, *Stepper.__base__.BINDINGS):
+    for binding in (*Stepper.BINDINGS, *Player.BINDINGS, *Stage.BINDINGS):
+        assert isinstance(binding, Binding)
         key = binding.key.split(",")[0]
         key = {"question_mark": "?", "space": "space", "plus": "+", "minus": "-"}.get(key, key)
         assert key.removeprefix("shift+") in named, key

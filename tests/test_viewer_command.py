@@ -52,8 +52,8 @@ def test_the_demo_shows_every_state_of_a_tile_and_saves_traffic(step):
     for mark in ("■", "◆", "□", "◇", "[", "·"):
         assert any(mark in line for line in grids), mark
     assert "14x32" in out, "the tail of 206 queries"
-    ratio = float(re.search(r"([\d.]+)x of it", out)[1])
-    assert ratio < 0.3
+    ratios = re.findall(r"([\d.]+)x of it", out)
+    assert float(ratios[0]) < 0.3
 
 
 @pytest.mark.parametrize("program", ["flash1", "flash2", "flash2_two_kernel", "tiled"])

@@ -72,11 +72,11 @@ def test_forward_rows_equal_a_softmax_over_the_keys_met_so_far(program, name):
 @pytest.mark.parametrize("program", ["flash1", "flash2", "flash2_two_kernel"])
 def test_backward_rows_equal_the_gradients(program):
     replay = replay_of(program, "backward")
-    problem, q, k, v, do = (
-        np.asarray(a)[0, :, 0] if i else a for i, a in enumerate(arrays("causal"))
-    )
-    rows, keys = np.arange(problem.seqlen_q)[:, None], np.arange(problem.seqlen_k)[None]
+    problem, *_ = arrays("causal")
+    q, k, v, do = (tensor[0, :, 0] for tensor in arrays("causal")[1:])
     mask = problem.visibility
+    assert mask is not None
+    rows, keys = np.arange(problem.seqlen_q)[:, None], np.arange(problem.seqlen_k)[None]
     scores = np.where(
         mask.keep(0, 0, rows, keys, mask.aux), problem.softmax_scale * q @ k.T, -np.inf
     )
@@ -250,6 +250,7 @@ def test_breakpoints_hit_where_their_condition_first_holds():
         assert max_changes(replay, row).tolist() == hits
     tile = Breakpoint("tile", (1, 2))
     hit = next_hit([tile], replay, 0)
+    assert hit is not None
     assert hit == replay.find_tile(1, 2)
     assert next_hit([tile], replay, hit) is None
     assert previous_hit([tile], replay, hit) is None

@@ -1,6 +1,7 @@
 """Small recorded runs that the viewer's tests share."""
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,8 @@ PROBLEMS = {
 
 
 @functools.cache
-def arrays(name):
+def arrays(name) -> tuple[Problem, Any, Any, Any, Any]:
+    """The problem, q, k, v and do."""
     problem = Problem(**PROBLEMS[name])
     rng = np.random.default_rng(5)
     d, n, m = problem.head_dim, problem.seqlen_q, problem.seqlen_k

@@ -100,15 +100,11 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
     one_place(tuple(tensors), q=q, k=k, v=v, **tensors)
     check_wishes(kernel, deterministic)
     check_functions(*(options[name] for name in ("score_mod", "mask_mod", "block_mask")))
-    seed = options["seed"]
-    numbers = Numbers.of(
-        options["scale"],
-        options["causal"],
-        options["window"],
-        options["softcap"],
-        options["dropout_p"],
-        seed,
-    )
+    names = "scale", "causal", "window", "softcap", "dropout_p", "seed"
+    numbers = tuple(options[name] for name in names)
+    if not torch.compiler.is_compiling():  # numbers may be symbols there; the op checks them
+        numbers = Numbers.of(*numbers)
+    scale, causal, (left, right), softcap, dropout_p, _ = numbers
     score_mod, lengths = options["score_mod"], options["key_lengths"]
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = torch.as_tensor(host_lengths(lengths))
@@ -116,14 +112,14 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
     arguments = _Arguments(
         **tensors,
         key_lengths=lengths,
-        seed=_seed(seed) if numbers.dropout_p else None,
+        seed=_seed(options["seed"]) if dropout_p else None,
         score_tensor=_tensor_of(score_mod),
-        scale=numbers.softmax_scale,
-        causal=numbers.causal,
-        left=numbers.window[0],
-        right=numbers.window[1],
-        softcap=numbers.softcap,
-        dropout_p=numbers.dropout_p,
+        scale=scale,
+        causal=causal,
+        left=left,
+        right=right,
+        softcap=softcap,
+        dropout_p=dropout_p,
         score_mod=_number_of(score_mod),
         mask_mod=_number_of(options["mask_mod"]),
         block_mask=_number_of(options["block_mask"]),

@@ -1,4 +1,4 @@
-"""The stepper: a stage, and the keys that choose what it shows."""
+"""The stepper: a player, and the keys that choose what it shows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from . import breakpoints
 from .align import aligned_event
 from .help import HelpScreen
 from .moment import Moment
+from .player import Player
 from .prompt import Prompt
 from .session import Loaded, program_names
-from .stage import Stage, one_line
+from .stage import one_line
 
 
-class Stepper(Stage):
+class Stepper(Player):
     """Steps through one run, or two side by side; the parameters are those of `Stage`."""
 
     BINDINGS: ClassVar = [

@@ -115,7 +115,7 @@ def step(
     elif plain or not is_terminal():
         show.print(event, 3 if frames is None else frames)
         if demo and not plain:
-            print_comparison(show.source, direction)
+            print_comparison(source, direction)
     else:
         show.run(event)
 

@@ -108,10 +108,10 @@ def _lines(moment: Moment, width: int, height: int, glyphs: Glyphs, most_tiles: 
     height -= 1
     if width < TWO_COLUMNS:
         line = [(f" {glyphs.pointer} {moment.line}", "bold")]
-        heights = _narrow_heights(moment, height - 1, most_tiles)
+        heights = _narrow_heights(moment, width, height - 1, most_tiles)
         return [*lines, fitted(line, width, glyphs), *_stack(moment, heights, width, glyphs)]
     left = min(max(round(width * 0.37), 30), 72)
-    tall = min(grid_height(moment), height - 9)
+    tall = min(grid_height(moment, left), height - 9)
     where = _stack(moment, {"grid": tall, "algorithm": height - tall}, left, glyphs)
     what = _stack(moment, _right_heights(height, most_tiles), width - left, glyphs)
     return [*lines, *_beside(where, what)]
@@ -169,9 +169,9 @@ def _right_heights(height: int, most_tiles: int) -> dict[str, int]:
     return {"sram": sram, "row": row, "hbm": height - sram - row}
 
 
-def _narrow_heights(moment: Moment, height: int, most_tiles: int) -> dict[str, int]:
+def _narrow_heights(moment: Moment, width: int, height: int, most_tiles: int) -> dict[str, int]:
     """Grid, row and HBM; SRAM and the algorithm too where there is room."""
-    heights = {"grid": grid_height(moment), "row": 6, "hbm": 7}
+    heights = {"grid": grid_height(moment, width), "row": 6, "hbm": 7}
     extra = {"sram": most_tiles + 3, "algorithm": 8}
     for name, wanted in extra.items():
         if sum(heights.values()) + wanted <= height:

@@ -19,7 +19,7 @@ _STYLES = {SKIP: "dim", TODO: "", MIXED: "yellow", DONE: "green", NOW: "bold rev
 def grid_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Section:
     """The grid of the kernel at hand; brackets stand around the tile at hand."""
     whole = moment.grid
-    short = height < whole.state.shape[0] + 3
+    short = height < grid_height(moment, width + 4) - 2
     rows, cols = max(height - (2 if short else 3), 1), max((width - LABEL - 1) // 2, 1)
     zoom = moment.view.zoom or fitting_zoom(whole, rows, cols, AUTO_ZOOM)
     grid = zoomed(whole, zoom)
@@ -31,9 +31,11 @@ def grid_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sec
     return Section(_title(whole, grid), lines)
 
 
-def grid_height(moment: Moment) -> int:
-    """Lines that the panel would like, border included."""
-    return moment.grid.state.shape[0] + 5
+def grid_height(moment: Moment, width: int) -> int:
+    """Lines that the panel would like at a width, both with the border."""
+    whole = moment.grid
+    zoom = moment.view.zoom or fitting_zoom(whole, 1000, (width - 5 - LABEL) // 2, AUTO_ZOOM)
+    return zoomed(whole, zoom).state.shape[0] + 5
 
 
 def _title(whole: Grid, grid: Grid) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -84,6 +85,8 @@ class Show:
             glyphs=self.glyphs,
             conditions=self.conditions,
         )
+        gc.collect()
+        gc.freeze()  # else a collection walks the whole log and a key waits 20 to 30 ms for it
         app.run(mouse=False)
 
 
@@ -99,8 +102,9 @@ def telling(replay) -> int:
     return int(replay.steps.stops[len(replay.steps.stops) // 2])
 
 
-def print_comparison(source: Session, direction: str) -> None:
-    """What the problem costs, program by program."""
+def print_comparison(source: Session | Saved, direction: str) -> None:
+    """What the problem of a session costs, program by program."""
+    assert isinstance(source, Session)
     from ..compare import choose, comparison
 
     found = comparison(

@@ -1,4 +1,4 @@
-"""A recorded run on the screen, and the keys that move through it."""
+"""A recorded run on the screen: its frame, its messages, and who gets the keys."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.widget import Widget
 
-from . import breakpoints
 from .align import aligned_event, difference
-from .breakpoints import Breakpoint, next_hit, previous_hit
+from .breakpoints import Breakpoint
 from .frame import TooSmall, check_size, hint_line, pair
 from .glyphs import UNICODE, Glyphs
 from .moment import Moment, View
@@ -23,9 +22,6 @@ from .session import Loaded, Saved, Session
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Events a second while playing."""
-
-TICKS = 20
-"""Frames a second while playing, at most."""
 
 
 class Picture(Widget):
@@ -37,7 +33,7 @@ class Picture(Widget):
 
 
 class Stage(App[None]):
-    """Shows one run, or two side by side, and moves through it forward and back.
+    """Shows one run, or two side by side.
 
     Parameters
     ----------
@@ -61,20 +57,7 @@ class Stage(App[None]):
     """
     AUTO_FOCUS = ""
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar = [
-        Binding("right,l", "step(1)", priority=True),
-        Binding("left,j", "step(-1)", priority=True),
-        Binding("shift+right,full_stop", "tile(1)", priority=True),
-        Binding("shift+left,comma", "tile(-1)", priority=True),
-        Binding("home", "jump_to('start')", priority=True),
-        Binding("end", "jump_to('end')", priority=True),
-        Binding("space", "play", priority=True),
-        Binding("plus,equals_sign", "speed(1)", priority=True),
-        Binding("minus", "speed(-1)", priority=True),
-        Binding("n", "breakpoint(1)", priority=True),
-        Binding("N", "breakpoint(-1)", priority=True),
-        Binding("q,ctrl+c", "quit", priority=True),
-    ]
+    BINDINGS: ClassVar = [Binding("q,ctrl+c", "quit", priority=True)]
 
     def __init__(
         self,
@@ -98,7 +81,7 @@ class Stage(App[None]):
             self.other = source.run(compare_with, direction, head)
         self.event = min(max(event, 0), len(self.loaded.replay) - 1)
         self.conditions = list(conditions or [])
-        self.playing, self.speed, self._credit = False, 3, 0.0
+        self.playing, self.speed = False, 3
         self.status = ""
         self.prompt: Prompt | None = None
 
@@ -108,7 +91,6 @@ class Stage(App[None]):
 
     def on_mount(self) -> None:
         """Begin."""
-        self.set_interval(1 / TICKS, self._tick)
         self.refresh_frame()
 
     def on_resize(self, _event: events.Resize) -> None:
@@ -193,74 +175,6 @@ class Stage(App[None]):
             action()
         except (ValueError, TypeError) as error:
             self.say(one_line(error))
-
-    # Moving
-
-    def action_step(self, by: int) -> None:
-        """One event forward or back."""
-        self.playing = False
-        self.go(self.event + by)
-
-    def action_tile(self, by: int) -> None:
-        """One tile forward or back."""
-        self.playing = False
-        replay = self.loaded.replay
-        self.go(replay.next_stop(self.event) if by > 0 else replay.previous_stop(self.event))
-
-    def action_jump_to(self, text: str) -> None:
-        """A place such as "2,1", "event 136" or "end"."""
-        self.attempt(lambda: self.go(breakpoints.place(text, self.loaded.replay, self.event)))
-
-    def action_play(self) -> None:
-        """Play or pause."""
-        self.playing, self._credit = not self.playing, 0.0
-        if self.playing and self.event == len(self.loaded.replay) - 1:
-            self.event = 0
-        self.status = ""
-        self.refresh_frame()
-
-    def action_speed(self, by: int) -> None:
-        """Faster or slower."""
-        self.speed = min(max(self.speed + by, 0), len(SPEEDS) - 1)
-        self.say(f"speed {SPEEDS[self.speed]} events/s")
-
-    def _tick(self) -> None:
-        if not self.playing:
-            return
-        self._credit += SPEEDS[self.speed] / TICKS
-        whole = int(self._credit)
-        if not whole:
-            return
-        self._credit -= whole
-        target = min(self.event + whole, len(self.loaded.replay) - 1)
-        hit = next_hit(self.conditions, self.loaded.replay, self.event)
-        if hit is not None and hit <= target:
-            self.playing = False
-            self.go(hit)
-            self.say(f"stopped at a breakpoint: {self._met(hit)}")
-            return
-        if target == len(self.loaded.replay) - 1:
-            self.playing = False
-        self.go(target)
-
-    # Breakpoints
-
-    def action_breakpoint(self, by: int) -> None:
-        """To the next breakpoint, or back to the one before."""
-        if not self.conditions:
-            self.say(f"no breakpoint is set: press b and type {breakpoints.FORMS}")
-            return
-        search = next_hit if by > 0 else previous_hit
-        hit = search(self.conditions, self.loaded.replay, self.event)
-        if hit is None:
-            self.say("no breakpoint is met " + ("after" if by > 0 else "before") + " this event")
-            return
-        self.go(hit)
-        self.say(f"breakpoint: {self._met(hit)}")
-
-    def _met(self, event: int) -> str:
-        replay = self.loaded.replay
-        return ", ".join(str(c) for c in self.conditions if event in c.events(replay))
 
 
 def one_line(error: Exception) -> str:
