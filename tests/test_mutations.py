@@ -21,7 +21,7 @@ TESTS = {
     "simulator/machine.py": PROGRAM_TESTS,
     "simulator/theory": ("tests/test_theory.py",),
     "flash_numba/reference.py": ("tests/test_reference.py", "tests/test_cases.py"),
-    "flash_numba/masks.py": ("tests/test_masks.py",),
+    "flash_numba/masks.py": ("tests/test_masks.py", "tests/test_reference.py"),
     "flash_numba/tiling.py": ("tests/test_tiling.py",),
 }
 """Which tests are asked about a change to which files."""
@@ -73,8 +73,7 @@ def mistaken(name: str) -> Mutant:
     path, text, replacement = MISTAKES[name]
     source = (ROOT / path).read_text(encoding="utf-8")
     assert text in source, f"{path} no longer holds {text!r}"
-    line = source[: source.index(text)].count("\n") + 1
-    return Mutant(path, line, name, source.replace(text, replacement))
+    return Mutant(path, text.strip(), name, source.replace(text, replacement))
 
 
 def is_noticed(mutant: Mutant, folder: Path) -> bool:
