@@ -255,4 +255,5 @@ def test_query_span_is_what_walking_over_all_query_tiles_finds(problem, tile_m, 
                 inside.append(m_block)
         assert list(range(start, stop)) == inside
         for run in schedule.query_runs(n_block):
-            assert start <= run.start and run.stop <= stop
+            assert start <= run.start
+            assert run.stop <= stop
