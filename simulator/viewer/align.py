@@ -13,11 +13,14 @@ def aligned_event(run: Replay, event: int, other: Replay) -> int:
     """The event of `other` at the pair of tiles that `run` is at after `event`.
 
     Within a tile both runs are equally far; at the landing both are at their landing. Where `run`
-    is at no pair of tiles, the pair that comes next counts, as just begun.
+    is at no pair of tiles, the same step of a kernel that both have and that works on no pairs
+    counts, else the pair that comes next, as just begun.
     """
     number = run.steps.number_at(event)
+    step = run.steps[number]
+    if twin := _namesake(run, step, other):
+        return _within(step, event, twin)
     if run.steps.is_pair[number]:
-        step = run.steps[number]
         twin = _twin(run, step, other)
         return _within(step, event, twin) if twin else len(other) - 1
     later = np.flatnonzero(run.steps.is_pair[number:])
@@ -25,6 +28,15 @@ def aligned_event(run: Replay, event: int, other: Replay) -> int:
         return len(other) - 1
     twin = _twin(run, run.steps[number + int(later[0])], other)
     return max(twin.start - 1, 0) if twin else len(other) - 1
+
+
+def _namesake(run: Replay, step: Step, other: Replay) -> Step | None:
+    """The same step of a kernel without pairs, in the other run's kernel of its name."""
+    if run.steps.is_pair[run.steps.kernel == step.kernel].any():
+        return None
+    name = run.meta["kernels"][step.kernel]
+    found = other.steps.of_pair(step.m_block, step.n_block)
+    return next((twin for twin in found if other.meta["kernels"][twin.kernel] == name), None)
 
 
 def _twin(run: Replay, step: Step, other: Replay) -> Step | None:

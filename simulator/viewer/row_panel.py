@@ -52,7 +52,7 @@ def _waiting(moment: Moment) -> list[str]:
     visits = moment.replay.visits(moment.step.kernel, row.m_block)
     if len(visits):
         return [f"no key tile has met its query tile {row.m_block} yet"]
-    return ["this kernel meets no pair of tiles"]
+    return ["this kernel works out none of a row's numbers"]
 
 
 def forward_lines(moment: Moment, digits: int) -> list[Line]:
@@ -64,7 +64,7 @@ def forward_lines(moment: Moment, digits: int) -> list[Line]:
     lines = [_change("row_max", a, b, "row_max" in row.known, digits)]
     if "row_max" in row.known:
         exponent = number(a - b if a != b else 0.0, digits) if b != -math.inf else "-inf"
-        lines[0].append((f"  rescale e^({exponent}) = {factor}", ""))
+        lines[0].append((f"  rescale e^{exponent} = {factor}", ""))
     lines.append(_change("row_sum", c, d, "row_sum" in row.known, digits))
     if "row_sum" in row.known:
         lines[1].append((f" = {number(c, digits)}·{factor} + {number(row.added, digits)}", ""))
