@@ -1,12 +1,16 @@
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from simulator.cli import app
+from simulator.viewer import align, breakpoints, sources
+from simulator.viewer.frame import frame
+from simulator.viewer.moment import Moment, View
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,9 +72,84 @@ def test_commands_exist():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     commands = getattr(get_command(app), "commands")  # noqa: B009 - typer may bring its own click
     named = set(re.findall(r"`flash-numba (\w+)", README))
-    assert named <= set(commands)
-    options = {name for one in commands["compare"].params for name in one.opts}
-    assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options
+    assert named == set(commands)
+    assert re.findall(r"^\| `flash-numba (\w+)", README, re.MULTILINE) == list(commands)
+    shown = (commands[name] for name in ("compare", "step"))
+    options = {name for one in shown for param in one.params for name in param.opts}
+    assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options | {"--help"}
+
+
+def shown(path) -> list[str]:
+    """Lines of an exported picture, without their spacing."""
+    lines: dict[float, list[str]] = {}
+    for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text"):
+        lines.setdefault(float(text.get("y", 0)), []).append(text.text or "")
+    return [" ".join(" ".join(lines[y]).split()) for y in sorted(lines)]
+
+
+def test_the_picture_is_what_the_command_exports(tmp_path):
+    """The same letters and counts; what was computed may differ in its last digits."""
+    ((_, link),) = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", README)
+    (command,) = re.findall(r"`flash-numba (step [^`]* --export [^`]+)`", README)
+    *arguments, target = command.split()
+    assert target == link
+    subprocess.run(
+        [sys.executable, "-m", "simulator.cli", *arguments, tmp_path / "now.svg"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    number = re.compile(r"-?\d+\.\d+")
+    then, now = shown(ROOT / link), shown(tmp_path / "now.svg")
+    assert [number.sub("0", line) for line in then] == [number.sub("0", line) for line in now]
+    computed = [[float(n) for line in lines for n in number.findall(line)] for lines in (then, now)]
+    assert len(computed[0]) > 15
+    assert computed[1] == pytest.approx(computed[0], rel=1e-3)
+    picture = "\n".join(then)
+    assert all(mark in picture for mark in "■◆□◇·◈"), "every state of a tile"
+    assert "equal ✓" in picture
+    (factor,) = re.findall(r"rescale e\^-\S+ = (\S+)", picture)
+    assert float(factor) < 0.5, "a rescale that one sees"
+
+
+def test_five_minutes_say_what_the_stepper_shows():
+    told = " ".join(section("The stepper in five minutes").split())
+    source = demo_session()
+    replay = source.run("flash2", "forward", 9).replay
+
+    def text(place, **view):
+        moment = Moment(replay, breakpoints.place(place, replay), View(**view))
+        return frame(moment, 80, 24).plain
+
+    first = text(f"event {replay.steps.stops[0]}")
+    assert "tile 1/19" in told
+    assert "tile 1/19" in first
+    assert "read 2,048 elements" in told
+    assert re.search(r"this tile +2,048 +0  K V", first)
+    assert "of row 161 rises" in told
+    assert "old - new maximum) = 0.0987" in told
+    assert re.search(r"row 161 .*\n.*rescale e\^-2.32 = 0.0987", text("2,4"))
+    assert "was read 2.9 times" in told
+    end = text("end", tensors=True)
+    assert re.search(r"K +18,880 +2\.9", end)
+    assert re.search(r"V +18,880 +2\.9", end)
+    assert re.search(r"Q +6,592 +1\.0", end)
+    assert "more than 8.0 of 227 KiB" in told
+    assert "most at once so far 8.0 KiB" in text("end")
+    assert "of 227 KiB" in end
+    assert "OUTPUTS DIFFER" in difference_at_the_end(source)
+
+
+def demo_session():
+    options = {**sources.DEMO, "dtype": None}
+    return sources.session(None, True, {}, options, None, None)
+
+
+def difference_at_the_end(source) -> str:
+    runs = (source.run(name, "forward", 9).replay for name in ("flash2_without_rescale", "flash2"))
+    text = align.difference(*(Moment(run, len(run) - 1) for run in runs))
+    assert text is not None
+    return text
 
 
 @pytest.mark.parametrize("extra", ["", "--tile-m 16"])

@@ -18,6 +18,7 @@ from simulator.viewer.moment import Moment, View
 from simulator.viewer.panels import HELP, SECTIONS, panel
 from simulator.viewer.plain import chosen_events, plain_frame
 from simulator.viewer.replay import Replay
+from simulator.viewer.rows import followed_row
 from simulator.viewer.sections import folded
 
 SIZES = [(40, 20), (60, 24), (75, 30), (76, 20), (80, 24), (120, 40), (200, 60)]
@@ -59,15 +60,15 @@ def test_a_frame_fills_exactly_its_cells(run, size):
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 @pytest.mark.parametrize("run", RUNS, ids="-".join)
 def test_nothing_is_cut_off(run, size):
+    width, height = size
     replay = replay_of(*run)
     costs = costs_of(replay)
     lines = set()
     for event in range(len(replay)):
         for view in (View(), View(tensors=True)):
             moment = Moment(replay, event, view, costs)
-            lines |= set(
-                frame(moment, *size, UNICODE, hint_line(UNICODE, size[0])).plain.split("\n")
-            )
+            picture = frame(moment, width, height, UNICODE, hint_line(UNICODE, width))
+            lines |= set(picture.plain.split("\n"))
     assert [line for line in lines if "…" in line] == []
 
 
@@ -135,7 +136,7 @@ def test_the_frame_says_where_what_and_how_much():
     assert "[▣]" in text or "[◈]" in text
     assert re.search(r"K +8x6", text)
     assert "registers" in text
-    assert f"row {16 + replay.rises(0, 1).argmax()}, key tile 3" in text
+    assert f"row {followed_row(replay, event)}, key tile 3" in text
     assert f"{replay.total('hbm_read', event):,}" in text
     assert "equal ✓" in text
     assert re.search(r"in all [\d,]+, 0\.\d{3}x standard's [\d,]+", text)
