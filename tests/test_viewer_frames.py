@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from viewer_runs import RUNS, log_of, moment_of, replay_of
+from viewer_runs import RUNS, arrays, log_of, moment_of, replay_of
 
 from flash_numba.problem import Problem
 from simulator.run import simulate
+from simulator.viewer.align import aligned_event
 from simulator.viewer.costs import costs_of
 from simulator.viewer.export import export
 from simulator.viewer.frame import TooSmall, frame, hint_line, pair
@@ -20,6 +21,7 @@ from simulator.viewer.plain import chosen_events, plain_frame
 from simulator.viewer.replay import Replay
 from simulator.viewer.rows import followed_row
 from simulator.viewer.sections import folded
+from simulator.viewer.session import Session
 
 SIZES = [(40, 20), (60, 24), (75, 30), (76, 20), (80, 24), (120, 40), (200, 60)]
 
@@ -70,6 +72,22 @@ def test_nothing_is_cut_off(run, size):
             picture = frame(moment, width, height, UNICODE, hint_line(UNICODE, width))
             lines |= set(picture.plain.split("\n"))
     assert [line for line in lines if "…" in line] == []
+
+
+@pytest.mark.parametrize("name", ["flash1", "flash2_without_rescale"])
+def test_two_runs_side_by_side_tell_the_same(name):
+    """At 80x24: names and places whole, and O after the tile, which is what may differ."""
+    problem, q, k, v, _ = arrays("causal")
+    source = Session(problem, q, k, v, tile_m=16, tile_n=8)
+    left, right = (source.run(program, "forward", 0).replay for program in ("flash2", name))
+    for event in range(len(left)):
+        moments = Moment(left, event), Moment(right, aligned_event(left, event, right))
+        text = pair(*moments, 80, 24).plain
+        first, _algorithm, *others = text.splitlines()
+        assert f"{name} " in first
+        assert [line for line in (first, *others) if "…" in line] == []
+        if {"O"} <= moments[0].row.known:
+            assert re.search(r"│ +→ +-?[\d.]+(e-\d+)? ", text)
 
 
 def test_the_title_keeps_its_parts_from_frame_to_frame():

@@ -63,7 +63,9 @@ def difference(left: Moment, right: Moment) -> str | None:
         return None
     largest, scale = float(np.abs(mine - theirs).max()), float(np.abs(mine).max())
     if largest <= 1e-5 * max(scale, 1e-30):
-        return f"row {left.row.row}: both runs have the same output so far"
+        same = f"row {left.row.row}: both runs have the same output so far"
+        alike = _divides_at_once(left) == _divides_at_once(right)
+        return same if alike else f"{same}; flash2 divides O by l last"
     return f"row {left.row.row}: OUTPUTS DIFFER by {largest:.3g}"
 
 
@@ -72,5 +74,9 @@ def _output(moment: Moment) -> np.ndarray | None:
     row = moment.row
     if not {"O", "row_sum"} <= row.known or not row.after["row_sum"]:
         return None
-    normalised = moment.meta["program"].startswith("flash1")
-    return np.asarray(row.after["O"]) / (1.0 if normalised else row.after["row_sum"])
+    return np.asarray(row.after["O"]) / (1.0 if _divides_at_once(moment) else row.after["row_sum"])
+
+
+def _divides_at_once(moment: Moment) -> bool:
+    """Whether O is divided by row_sum at every tile, not at the end."""
+    return moment.meta["program"].startswith("flash1")

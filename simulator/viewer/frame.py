@@ -158,6 +158,9 @@ def title(moment: Moment, width: int, glyphs: Glyphs = UNICODE) -> Line:
         if line_length(line, glyphs) + 2 + longest + 1 <= width:
             break
     gap = width - line_length(line, glyphs) - len(where) - 1
+    if gap < 1:
+        where = where.split("  ")[1]
+        gap = width - line_length(line, glyphs) - len(where) - 1
     return [*line, (" " * max(gap, 1), ""), (where, "bold")]
 
 
