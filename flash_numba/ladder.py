@@ -93,6 +93,8 @@ class Rung:
         The largest head_dim and head_dim_v of its kernels.
     lacks : frozenset of str
         Names of `features_of` that it does not have.
+    kernels_lack : frozenset of str
+        Names of `features_of` that its simulator programs have and its kernels do not.
     deterministic : bool
         Whether its backward gives the same bits each time.
     """
@@ -105,6 +107,7 @@ class Rung:
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     max_head_dim: int = 256
     lacks: frozenset[str] = frozenset()
+    kernels_lack: frozenset[str] = frozenset()
     deterministic: bool = True
 
     def functions(self, direction: str) -> Any:
@@ -130,6 +133,8 @@ class Rung:
             return None
         if self.modules is None:
             return "has no kernel for a GPU"
+        if missing := sorted(self.kernels_lack & features_of(problem, needs)):
+            return f"has no {', '.join(missing)} on a GPU"
         if gpu.compute_capability < self.compute_capability:
             need = "{}.{}".format(*self.compute_capability)
             return f"needs compute capability {need} or newer, got {gpu}"
@@ -145,8 +150,9 @@ RUNGS: tuple[Rung, ...] = (
     Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
-        None,
+        (".kernels.flash2", ".kernels.flash2_backward"),
         ("flash2", "flash2_two_kernel"),
+        kernels_lack=frozenset({"gradient of bias", "gradient of score_mod"}),
     ),
     Rung(
         "flash1",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from .trace_cli import trace_command
 from .viewer.cli import EXAMPLES as STEP_EXAMPLES
 from .viewer.cli import step
 
@@ -69,6 +70,9 @@ def main() -> NoReturn:
     """Entry point of the command."""
     app()
     sys.exit()
+
+
+app.command(epilog=STEP_EXAMPLES)(step)
 
 
 @app.command(epilog=COMPARE_EXAMPLES)
@@ -139,10 +143,14 @@ def compare(
     ] = False,
 ) -> None:
     """Count what standard attention and FlashAttention move, beside the closed forms."""
-    from . import compare as comparing
+    from flash_numba.problem import Problem
 
-    _exclude("--json", json, "--csv", csv)
-    _exclude("--all-heads", all_heads, "--head", head is not None)
+    from . import compare as comparing
+    from .inputs import load_input
+    from .options import exclude, given_options, problem_of_sizes, window_of
+
+    exclude("--json", json, "--csv", csv)
+    exclude("--all-heads", all_heads, "--head", head is not None)
     sizes = {
         "seqlen": seqlen,
         "seqlen_q": seqlen_q,
@@ -152,8 +160,15 @@ def compare(
         "kv_heads": kv_heads,
         "batch": batch,
     }
-    options = {"dtype": dtype, "causal": causal, "window": _window(window)}
-    problem, arrays = _problem_of(input, sizes, options)
+    options: dict[str, Any] = {"dtype": dtype, "causal": causal, "window": window_of(window)}
+    arrays = None
+    if input is None:
+        problem = problem_of_sizes(sizes, **options)
+    elif given := given_options(sizes):
+        raise ValueError(f"--input brings its own sizes, got {', '.join(given)} too")
+    else:
+        arrays = load_input(input, dtype=dtype)
+        problem = Problem.of(*arrays, **options)
     found = comparing.comparison(
         problem,
         tile_m,
@@ -176,52 +191,6 @@ def compare(
         Console(highlight=False).print(found.table())
 
 
-def _exclude(first: str, has_first: bool, second: str, has_second: bool) -> None:
-    if has_first and has_second:
-        raise ValueError(f"{first} cannot go with {second}, got both")
-
-
-def _problem_of(path: str | None, sizes: dict, options: dict):
-    """The problem that sizes, or the arrays of a file, pose; and the arrays, if there are any."""
-    from flash_numba.problem import Problem
-
-    given = {f"--{name.replace('_', '-')}": name for name in sizes if sizes[name] is not None}
-    if path is not None:
-        from .inputs import load_input
-
-        if given:
-            raise ValueError(f"--input brings its own sizes, got {', '.join(given)} too")
-        arrays = load_input(path, dtype=options["dtype"])
-        return Problem.of(*arrays, **options), arrays
-    both = sizes["seqlen_q"], sizes["seqlen_k"]
-    for option in ("--seqlen-q", "--seqlen-k"):
-        _exclude("--seqlen", sizes["seqlen"] is not None, option, option in given)
-    if both.count(None) == 1:
-        raise ValueError(f"--seqlen-q and --seqlen-k must come together, got {', '.join(given)}")
-    seqlen = 1024 if sizes["seqlen"] is None else sizes["seqlen"]
-    queries, keys = (seqlen if side is None else side for side in both)
-    problem = Problem(
-        queries,
-        keys,
-        64 if sizes["head_dim"] is None else sizes["head_dim"],
-        batch=1 if sizes["batch"] is None else sizes["batch"],
-        num_heads=1 if sizes["heads"] is None else sizes["heads"],
-        num_kv_heads=sizes["kv_heads"],
-        **options,
-    )
-    return problem, None
-
-
-def _window(sides: tuple[str, str] | None) -> tuple[int | None, int | None]:
-    if sides is None:
-        return None, None
-    try:
-        left, right = (None if side.lower() == "none" else int(side) for side in sides)
-    except ValueError:
-        raise ValueError(f"window must be two whole numbers or 'none', got {sides}") from None
-    return left, right
-
-
 def _progress(jobs: list):
     """Show the passes to run on stderr, if a person is there to see it."""
     from rich.console import Console
@@ -231,7 +200,7 @@ def _progress(jobs: list):
     return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
 
 
-app.command(epilog=STEP_EXAMPLES)(step)
+app.command("trace")(trace_command)
 
 
 @app.command()

@@ -32,6 +32,9 @@ SWAPPED = {
 }
 
 
+Node = ast.expr | ast.stmt
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change to one file.
@@ -78,9 +81,9 @@ def sample(root: Path, path: str, count: int, seed: int = 0) -> list[Mutant]:
     return [every[i] for i in sorted(picked)]
 
 
-def _computing_nodes(tree: ast.AST) -> list[ast.AST]:
+def _computing_nodes(tree: ast.AST) -> list[Node]:
     """Nodes inside function bodies that compute, in source order."""
-    nodes: list[ast.AST] = []
+    nodes: list[Node] = []
 
     def visit(node, inside):
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
@@ -93,7 +96,7 @@ def _computing_nodes(tree: ast.AST) -> list[ast.AST]:
             if node.value is not None:
                 visit(node.value, inside)
             return
-        if inside and hasattr(node, "lineno"):
+        if inside and isinstance(node, Node):
             nodes.append(node)
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
@@ -102,27 +105,25 @@ def _computing_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-def _changes(node: ast.AST) -> list:
+def _changes(node: Node) -> list:
     """(name, function that applies the change in place) for each change of this node."""
     changes = []
 
     def put(field, value):
         return lambda: setattr(node, field, value)
 
-    for field in ("op",):
-        operator = getattr(node, field, None)
-        if type(operator) in SWAPPED:
-            other = SWAPPED[type(operator)]
-            name = f"{type(operator).__name__} -> {other.__name__}"
-            changes.append((name, put(field, other())))
+    operator = getattr(node, "op", None)
+    if type(operator) in SWAPPED:
+        other = SWAPPED[type(operator)]
+        changes.append((f"{type(operator).__name__} -> {other.__name__}", put("op", other())))
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
         other = SWAPPED[type(node.ops[0])]
         name = f"{type(node.ops[0]).__name__} -> {other.__name__}"
         changes.append((name, put("ops", [other(), *node.ops[1:]])))
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        changes.append((f"{node.value} -> {node.value + 1}", put("value", node.value + 1)))
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         changes.append((f"{node.value} -> {not node.value}", put("value", not node.value)))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        changes.append((f"{node.value} -> {node.value + 1}", put("value", node.value + 1)))
     if isinstance(node, ast.IfExp):
         changes.append(("branches swapped", _swap_branches(node)))
     if isinstance(node, ast.AugAssign) or (

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from mutants import Mutant, sample
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +86,12 @@ def is_noticed(mutant: Mutant, folder: Path) -> bool:
     (folder / mutant.path).write_text(mutant.source, encoding="utf-8")
     tests = next(files for start, files in TESTS.items() if mutant.path.startswith(start))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_PROFILE": "mutation",
+        "MOST_RANDOM_PROBLEMS": "40",
+    }
     try:
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=180)
     except subprocess.TimeoutExpired:

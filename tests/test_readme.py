@@ -1,3 +1,4 @@
+import importlib
 import re
 import subprocess
 import sys
@@ -47,6 +48,32 @@ def test_the_example_prints_what_it_says(tmp_path):
     assert len(statements) <= 10
 
 
+def shown(path: Path) -> tuple[str, list[float]]:
+    """What a picture says: its words, and its numbers with a decimal point."""
+    root = ElementTree.parse(path).getroot()
+    texts = root.iter("{http://www.w3.org/2000/svg}text")
+    text = " ".join(" ".join("".join(one.itertext()) for one in texts).split())
+    number = r"-?\d*\.\d+"
+    words = " ".join(re.sub(number, "#", text).split())
+    return words, [float(found) for found in re.findall(number, text)]
+
+
+def test_the_picture_is_what_its_command_exports(tmp_path):
+    ((_, path),) = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", README)
+    (command,) = re.findall(rf"`flash-numba (step .*--export {path})`", README)
+    arguments = command.replace(path, str(tmp_path / "now.svg")).split()
+    run = [sys.executable, "-m", "simulator.cli", *arguments]
+    subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
+    (words, numbers), (now, numbers_now) = shown(ROOT / path), shown(tmp_path / "now.svg")
+    assert "HBM elements" in words
+    assert words == now
+    # Sums of fp32 products in another order; three digits are printed at least.
+    assert numbers == pytest.approx(numbers_now, rel=1e-3)
+    assert all(mark in words for mark in "■◆□◇·◈"), "every state of a tile"
+    assert "equal ✓" in words
+    assert re.search(r"rescale e\^# = #", words), "a rescale that one sees"
+
+
 def test_files_in_reading_order_exist():
     paths = re.findall(r"`([\w/]+\.(?:py|md))`", README)
     assert len(paths) > 10
@@ -74,42 +101,9 @@ def test_commands_exist():
     named = set(re.findall(r"`flash-numba (\w+)", README))
     assert named == set(commands)
     assert re.findall(r"^\| `flash-numba (\w+)", README, re.MULTILINE) == list(commands)
-    shown = (commands[name] for name in ("compare", "step"))
-    options = {name for one in shown for param in one.params for name in param.opts}
+    both = (commands[name] for name in ("compare", "step"))
+    options = {name for one in both for param in one.params for name in param.opts}
     assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options | {"--help"}
-
-
-def shown(path) -> list[str]:
-    """Lines of an exported picture, without their spacing."""
-    lines: dict[float, list[str]] = {}
-    for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text"):
-        lines.setdefault(float(text.get("y", 0)), []).append(text.text or "")
-    return [" ".join(" ".join(lines[y]).split()) for y in sorted(lines)]
-
-
-def test_the_picture_is_what_the_command_exports(tmp_path):
-    """The same letters and counts; what was computed may differ in its last digits."""
-    ((_, link),) = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", README)
-    (command,) = re.findall(r"`flash-numba (step [^`]* --export [^`]+)`", README)
-    *arguments, target = command.split()
-    assert target == link
-    subprocess.run(
-        [sys.executable, "-m", "simulator.cli", *arguments, tmp_path / "now.svg"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    number = re.compile(r"-?\d+\.\d+")
-    then, now = shown(ROOT / link), shown(tmp_path / "now.svg")
-    assert [number.sub("0", line) for line in then] == [number.sub("0", line) for line in now]
-    computed = [[float(n) for line in lines for n in number.findall(line)] for lines in (then, now)]
-    assert len(computed[0]) > 15
-    assert computed[1] == pytest.approx(computed[0], rel=1e-3)
-    picture = "\n".join(then)
-    assert all(mark in picture for mark in "■◆□◇·◈"), "every state of a tile"
-    assert "equal ✓" in picture
-    (factor,) = re.findall(r"rescale e\^-\S+ = (\S+)", picture)
-    assert float(factor) < 0.5, "a rescale that one sees"
 
 
 def test_five_minutes_say_what_the_stepper_shows():
@@ -150,6 +144,15 @@ def difference_at_the_end(source) -> str:
     text = align.difference(*(Moment(run, len(run) - 1) for run in runs))
     assert text is not None
     return text
+
+
+@pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
+def test_packages_name_their_files_in_reading_order(package):
+    module = importlib.import_module(package)
+    folder = Path(str(module.__file__)).parent
+    order = (module.__doc__ or "").split("Reading order: ")[1].split("\n\n")[0]
+    files = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert sorted(re.findall(r"`(\w+)`", order)) == files
 
 
 @pytest.mark.parametrize("extra", ["", "--tile-m 16"])

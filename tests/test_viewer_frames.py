@@ -268,8 +268,12 @@ def test_plain_frames_are_plain(run, width):
             assert max(cell_len(line) for line in text.splitlines()) <= width
             assert not set(text) & set("│┌┐└┘─\x1b")
             assert glyphs.unicode or text.isascii()
-    sentence = plain_frame(moment_of(replay_of().find_tile(1, 4)), 80).splitlines()[1]
-    assert sentence == "tile 9/17 event 116/224, at query tile 1, key tile 4 (cut by the mask)"
+    # Causal, 37 queries of 50 keys in tiles of 16x8: 4 key tiles in the first row, 6 and 7 after.
+    replay = replay_of()
+    event = replay.find_tile(1, 4)
+    sentence = plain_frame(moment_of(event), 80).splitlines()[1]
+    where = f"tile {4 + 5}/{4 + 6 + 7} event {event}/{len(replay) - 1}"
+    assert sentence == f"{where}, at query tile 1, key tile 4 (cut by the mask)"
 
 
 def test_plain_frames_are_spread_from_the_start_to_the_end():

@@ -128,6 +128,7 @@ def print_comparison(source: Session | Saved, direction: str) -> None:
         source.options["tile_n"],
         direction=direction,
         programs=choose(None, None),
+        gpu=source.gpu,
     )
     print()
     Console(highlight=False).print(found.table())
