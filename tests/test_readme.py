@@ -9,6 +9,9 @@ import pytest
 from typer.main import get_command
 
 from simulator.cli import app
+from simulator.viewer import align, breakpoints, sources
+from simulator.viewer.frame import frame
+from simulator.viewer.moment import Moment, View
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,8 +67,11 @@ def test_the_picture_is_what_its_command_exports(tmp_path):
     (words, numbers), (now, numbers_now) = shown(ROOT / path), shown(tmp_path / "now.svg")
     assert "HBM elements" in words
     assert words == now
-    # Sums of fp32 products in another order; four digits are printed at least.
+    # Sums of fp32 products in another order; three digits are printed at least.
     assert numbers == pytest.approx(numbers_now, rel=1e-3)
+    assert all(mark in words for mark in "■◆□◇·◈"), "every state of a tile"
+    assert "equal ✓" in words
+    assert re.search(r"rescale e\^# = #", words), "a rescale that one sees"
 
 
 def test_files_in_reading_order_exist():
@@ -94,13 +100,50 @@ def test_commands_exist():
     commands = getattr(get_command(app), "commands")  # noqa: B009 - typer may bring its own click
     named = set(re.findall(r"`flash-numba (\w+)", README))
     assert named == set(commands)
-    options = {
-        name
-        for command in ("compare", "step")
-        for one in commands[command].params
-        for name in one.opts
-    }
-    assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options
+    assert re.findall(r"^\| `flash-numba (\w+)", README, re.MULTILINE) == list(commands)
+    both = (commands[name] for name in ("compare", "step"))
+    options = {name for one in both for param in one.params for name in param.opts}
+    assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options | {"--help"}
+
+
+def test_five_minutes_say_what_the_stepper_shows():
+    told = " ".join(section("The stepper in five minutes").split())
+    source = demo_session()
+    replay = source.run("flash2", "forward", 9).replay
+
+    def text(place, **view):
+        moment = Moment(replay, breakpoints.place(place, replay), View(**view))
+        return frame(moment, 80, 24).plain
+
+    first = text(f"event {replay.steps.stops[0]}")
+    assert "tile 1/19" in told
+    assert "tile 1/19" in first
+    assert "read 2,048 elements" in told
+    assert re.search(r"this tile +2,048 +0  K V", first)
+    assert "of row 161 rises" in told
+    assert "old - new maximum) = 0.0987" in told
+    assert re.search(r"row 161 .*\n.*rescale e\^-2.32 = 0.0987", text("2,4"))
+    assert "was read 2.9 times" in told
+    end = text("end", tensors=True)
+    assert re.search(r"K +18,880 +2\.9", end)
+    assert re.search(r"V +18,880 +2\.9", end)
+    assert re.search(r"Q +6,592 +1\.0", end)
+    assert "more than 8.0 of 227 KiB" in told
+    assert "most at once so far 8.0 KiB" in text("end")
+    assert "of 227 KiB" in end
+    assert "OUTPUTS DIFFER" in difference_at_the_end(source)
+
+
+def demo_session():
+    options = {**sources.DEMO, "dtype": None}
+    return sources.session(None, True, {}, options, None, None)
+
+
+def difference_at_the_end(source) -> str:
+    runs = (source.run(name, "forward", 9).replay for name in ("flash2_without_rescale", "flash2"))
+    text = align.difference(*(Moment(run, len(run) - 1) for run in runs))
+    assert text is not None
+    return text
 
 
 @pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
