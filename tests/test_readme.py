@@ -1,4 +1,5 @@
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -144,6 +145,28 @@ def difference_at_the_end(source) -> str:
     text = align.difference(*(Moment(run, len(run) - 1) for run in runs))
     assert text is not None
     return text
+
+
+def test_kernel_figures_are_those_measured():
+    told = section("The kernels")
+    (path,) = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
+    results = json.loads((ROOT / path).read_text())
+    assert f"{results['machine']['gpu']}, {results['machine']['date']}" in " ".join(told.split())
+    assert {row["rung"] for row in results["rows"]} == {"flash2"}
+    expected = []
+    for direction in ("forward", "backward"):
+        for head_dim in (64, 128):
+            rows = [
+                row
+                for row in results["rows"]
+                if (row["direction"], row["head_dim"]) == (direction, head_dim)
+            ]
+            (largest,) = (row for row in rows if row["seqlen"] == 8192 and not row["causal"])
+            ratios = [row["peers"]["torch_efficient"] / row["ms"] for row in rows]
+            ours, torch = largest["tflops"], largest["peer_tflops"]["torch_efficient"]
+            span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            expected.append(f"| {direction} | {head_dim} | {ours:.1f} | {torch:.1f} | {span} |")
+    assert re.findall(r"^\| (?:for|back)ward .*", told, re.MULTILINE) == expected
 
 
 @pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
