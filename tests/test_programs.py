@@ -23,7 +23,7 @@ every_program = pytest.mark.parametrize("name", PROGRAMS)
 tiled_program = pytest.mark.parametrize("name", TILED)
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward"])
 IN_DTYPE = ("o", "dq", "dk", "dv")
-NUMERICS = COUNTS = seeds(500)
+NUMERICS, COUNTS = seeds(500), seeds(150)
 
 
 class Simulated:
