@@ -9,6 +9,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rich.cells import cell_len
 from simulator.cli import app
 from simulator.viewer import sources
 from simulator.viewer.session import Session
+from simulator.viewer.show import is_terminal
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--seqlen", "40", "--head-dim", "4", "--tile-m", "16", "--tile-n", "8"]
@@ -305,6 +307,17 @@ def test_the_real_command_in_a_terminal_of_80x24():
         time.sleep(0.3)
         terminal.press("q")
         assert terminal.code() == 0
+
+
+@pytest.mark.parametrize("away", ["stdin", "stdout", "stderr"])
+def test_the_stepper_needs_a_terminal_at_all_ends(monkeypatch, away):
+    """It would wait for keys, or draw, where nobody is."""
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda there=name != away: there))
+    assert not is_terminal()
+    monkeypatch.setattr(sys, away, SimpleNamespace(isatty=lambda: True))
+    assert is_terminal()
 
 
 def test_no_colour_reaches_a_terminal_that_wants_none():

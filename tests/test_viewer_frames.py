@@ -74,6 +74,19 @@ def test_nothing_is_cut_off(run, size):
     assert [line for line in lines if "…" in line] == []
 
 
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_folded_lines_of_the_algorithm_are_whole(run):
+    replay = replay_of(*run)
+    for kernel in range(len(replay.meta["kernels"])):
+        event = replay.columns["kernel"].tolist().index(kernel)
+        section = SECTIONS["algorithm"](Moment(replay, event), 26, 60, UNICODE)
+        text = " ".join("".join(piece for piece, _ in line) for line in section.lines)
+        words = " ".join(text.replace(UNICODE.pointer, "").split())
+        numbers = [n for n, owner in enumerate(replay.meta["line_kernels"]) if owner == kernel]
+        expected = " ".join(replay.meta["lines"][number] for number in numbers)
+        assert words.startswith(" ".join(expected.split()) + " event: ")
+
+
 @pytest.mark.parametrize("name", ["flash1", "flash2_without_rescale"])
 def test_two_runs_side_by_side_tell_the_same(name):
     """At 80x24: names and places whole, and O after the tile, which is what may differ."""

@@ -106,9 +106,9 @@ def _width() -> int:
 
 
 def is_terminal() -> bool:
-    """Whether a person sits at both ends."""
-    both = sys.stdin, sys.stdout
-    attached = all(stream is not None and stream.isatty() for stream in both)
+    """Whether a person sits at all ends; textual draws on stderr."""
+    ends = sys.stdin, sys.stdout, sys.stderr
+    attached = all(stream is not None and stream.isatty() for stream in ends)
     return attached and os.environ.get("TERM") != "dumb"
 
 
