@@ -1,4 +1,4 @@
-"""flash1's own kernels, run thread by thread on a CPU, against float64 and against the simulator."""
+"""flash1's own kernels, run thread by thread on a CPU: their numbers, and their traffic."""
 
 import numpy as np
 import pytest

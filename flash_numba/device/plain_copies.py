@@ -8,6 +8,7 @@ from functools import cache
 
 from .elements import element
 from .numba_cuda import room, types
+from .ptx import store4_global
 from .unroll import unroll_full
 
 PATCH_ROWS, PATCH_COLUMNS = 8, 4
@@ -145,3 +146,33 @@ def make_row_dot(dtype: str, depth: int, group: int):
         return total
 
     return row_dot
+
+
+@cache
+def make_store_matrix(tile_rows: int, tile_columns: int):
+    """Room ``store_matrix(gX, rX, first_row, row_stop, first_column, column_stop)``.
+
+    A thread's part of a matrix such as S, neighbours in neighbouring columns. `gX` is a float32
+    view (rows, columns) whose rows begin on 16-byte boundaries, as does `first_column`.
+    """
+    width = 4 if tile_columns % 4 == 0 else 1
+
+    @room
+    def store_matrix(gX, rX, first_row, row_stop, first_column, column_stop):
+        for i in range(tile_rows):
+            unroll_full()
+            row = first_row + i
+            if row < row_stop:
+                for j in range(0, tile_columns, width):
+                    unroll_full()
+                    column = first_column + j
+                    if width == 4 and column + 4 <= column_stop:
+                        four = (rX[i, j], rX[i, j + 1], rX[i, j + 2], rX[i, j + 3])
+                        store4_global(gX, (row, column), four)
+                    else:
+                        for e in range(width):
+                            unroll_full()
+                            if column + e < column_stop:
+                                gX[row, column + e] = rX[i, j + e]
+
+    return store_matrix
