@@ -85,11 +85,12 @@ def make_fill_rows(threads: int):
 
 
 @cache
-def make_merge_rows(tile_rows: int, tile_columns: int, spread: int):
+def make_merge_rows(columns: int, tile_rows: int, tile_columns: int, spread: int):
     """Room ``merge_rows(gX, rX, sOld, sNew, first, first_row, row_stop, lane)``.
 
     ``gX = sOld * gX + sNew * rX``, row by row, for a thread's part of a tile: row i of `rX` is row
-    ``first_row + i`` of `gX`, a float32 view, and ``first + i`` of the factors in shared memory.
+    ``first_row + i`` of `gX`, a float32 view of `columns` columns, and ``first + i`` of the factors
+    in shared memory.
     Columns lie as in `copies.make_store_rows`.
     """
 
@@ -103,17 +104,18 @@ def make_merge_rows(tile_rows: int, tile_columns: int, spread: int):
                 for c in range(tile_columns):
                     unroll_full()
                     column = c % 4 + 4 * (lane + spread * (c // 4))
-                    if column < gX.shape[1]:
+                    if column < columns:
                         gX[row, column] = old * gX[row, column] + new * rX[i, c]
 
     return merge_rows
 
 
 @cache
-def make_add_rows(tile_rows: int, tile_columns: int, lanes: int):
+def make_add_rows(columns: int, tile_rows: int, tile_columns: int, lanes: int):
     """Room ``add_rows(gX, rX, first_row, row_stop, lane, factor)``: ``gX += factor * rX``.
 
-    Column j of the register tile is column ``lane + lanes * j`` of `gX`, a float32 view.
+    Column j of the register tile is column ``lane + lanes * j`` of `gX`, a float32
+    view of `columns` columns.
     """
 
     @room
@@ -124,7 +126,7 @@ def make_add_rows(tile_rows: int, tile_columns: int, lanes: int):
                 for j in range(tile_columns):
                     unroll_full()
                     column = lane + lanes * j
-                    if column < gX.shape[1]:
+                    if column < columns:
                         gX[first_row + i, column] += factor * rX[i, j]
 
     return add_rows

@@ -73,7 +73,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     tile_softmax, merge = make_tile_softmax(tile_m, tile_n, tn, spec.has_dropout)
     clear = make_clear(tm, thread_v)
     add_product = make_multiply_add(tm, thread_v, lanes, tn, depth_v)
-    merge_rows = make_merge_rows(tm, thread_v, lanes)
+    merge_rows = make_merge_rows(spec.head_dim_v, tm, thread_v, lanes)
 
     q_shape, k_shape = (depth, tile_m), (lanes, tn * depth + 4)
     v_shape, s_shape = (lanes, tn * depth_v + 4), (lanes, tn * tile_m + 4)

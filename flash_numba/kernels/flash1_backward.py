@@ -89,7 +89,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles, has_dlse: bool):
     add_dv = make_multiply_add(tn, thread_v, lanes, tm, depth_v)
     add_dk = make_multiply_add(tn, thread_d, lanes, tm, depth)
     query_gradient = make_multiply_transposed(q_rows, thread_q, tile_n, q_lanes, False)
-    add_dq = make_add_rows(q_rows, thread_q, q_lanes)
+    add_dq = make_add_rows(spec.head_dim, q_rows, thread_q, q_lanes)
     store_dk = make_store_rows(spec.dtype, spec.head_dim, tn, thread_d, lanes, False)
     store_dv = make_store_rows(spec.dtype, spec.head_dim_v, tn, thread_v, lanes, False)
 
