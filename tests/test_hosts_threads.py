@@ -15,6 +15,7 @@ from traced_attention import random_problem, run, stored  # noqa: E402
 
 from flash_numba import ladder, masks  # noqa: E402
 from flash_numba.arrays import DeviceArray  # noqa: E402
+from flash_numba.kernels.spec import padded  # noqa: E402
 from flash_numba.ladder import RUNGS  # noqa: E402
 
 MODULES = ("flash1", "flash1_backward", "standard", "standard_backward")
@@ -25,9 +26,18 @@ CASES = {
 }
 
 
+def padded_rows(view):
+    """`view` with the gaps between the rows of a matrix, which a trace wants to be there."""
+    if len(view.shape) == 4 and view.strides[3] == 4:
+        whole = padded(view.shape[3], 4)
+        if view.strides[2] == 4 * whole:
+            return view._replace(shape=(*view.shape[:3], whole))
+    return view
+
+
 def on_host(argument):
     if isinstance(argument, DeviceArray):
-        return stored(memory(argument))
+        return stored(memory(padded_rows(argument)))[..., : argument.shape[-1]]
     if isinstance(argument, tuple):
         return tuple(map(on_host, argument))
     return np.float32(argument) if isinstance(argument, float) else argument
@@ -59,8 +69,7 @@ def traced_gpu(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rung", ["flash1", "standard"])
 def test_public_functions_reach_the_kernels(rung, name, traced_gpu):
-    # 20 keys: the rows of S and P have no gaps, which an array made of a bare address cannot have.
-    problem, q, k, v, do = random_problem(seqlen_q=7, seqlen_k=20, head_dim=8, **CASES[name])
+    problem, q, k, v, do = random_problem(seqlen_q=7, seqlen_k=18, head_dim=8, **CASES[name])
     dlse = np.random.default_rng(3).standard_normal(problem.shapes["lse"]).astype(np.float32)
     check(Case(problem, q, k, v, do, dlse), PublicApi(rung), tiled_rounding)
     first, last = {

@@ -11,7 +11,7 @@ from flash_numba.problem import DTYPES, Problem
 from simulator.threads import Report, trace
 
 REVERSED = tuple(reversed(range(32)))
-SIZES = {"seqlen_q": 21, "seqlen_k": 50, "head_dim": 20}
+SIZES: dict[str, Any] = {"seqlen_q": 21, "seqlen_k": 50, "head_dim": 20}
 CASES = {
     "full": SIZES,
     "causal-gqa": SIZES | {"causal": True, "num_heads": 2, "num_kv_heads": 1},
@@ -93,7 +93,7 @@ def check(problem, got, want):
     """Hold {"o": ..., "lse": ..., "dq": ...} against `truth`, NaN nowhere."""
     budget = budget_of(problem)
     for name, array in got.items():
-        exact = getattr(want, {"o": "out"}.get(name, name)).numpy()
+        exact = getattr(want, "out" if name == "o" else name).numpy()
         array = np.asarray(array, np.float64)
         assert array.shape == exact.shape, name
         assert np.array_equal(array == -np.inf, exact == -np.inf), name
