@@ -82,7 +82,8 @@ class Rung:
         gradients are written; a gradient that is None is not computed. `memory` is a float32 array
         of ``sum(workspace(problem))`` bytes. `dlse` may be None. `d_aux` has an entry for each of
         ``problem.score_mods``: None, or a float32 array of zeros to add to, of the shape that
-        `scores.aux_totals` says.
+        `scores.aux_totals` says. A rung whose forward pass needs memory too has
+        ``forward_workspace(problem)``, and its `forward` is handed ``memory`` after `stream`.
     programs : tuple of str
         The simulator's programs of the forward and of the backward pass.
     compute_capability : tuple of int
@@ -146,25 +147,29 @@ class Rung:
         return None
 
 
+_NO_AUX_GRADIENTS = frozenset({"gradient of bias", "gradient of score_mod"})
+
 RUNGS: tuple[Rung, ...] = (
     Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
         (".kernels.flash2", ".kernels.flash2_backward"),
         ("flash2", "flash2_two_kernel"),
-        kernels_lack=frozenset({"gradient of bias", "gradient of score_mod"}),
+        kernels_lack=_NO_AUX_GRADIENTS,
     ),
     Rung(
         "flash1",
         "FlashAttention-1: key tiles outside, O rewritten at every pair of tiles",
-        None,
+        (".kernels.flash1", ".kernels.flash1_backward"),
         ("flash1", "flash1"),
+        kernels_lack=_NO_AUX_GRADIENTS,
     ),
     Rung(
         "standard",
         "Standard attention in tiles, S and P in memory",
-        None,
+        (".kernels.standard", ".kernels.standard_backward"),
         ("tiled", "tiled"),
+        kernels_lack=_NO_AUX_GRADIENTS,
     ),
 )
 """The rungs that exist, the fastest first."""

@@ -1,4 +1,4 @@
-"""flash2 on a GPU against whole-matrix attention in float64."""
+"""The rungs on a GPU against whole-matrix attention in float64: flash2 most thoroughly."""
 
 import itertools
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flash_numba import masks, tiling
+from flash_numba.ladder import RUNGS
 from flash_numba.problem import Problem
 
 torch = pytest.importorskip("torch")
@@ -98,12 +99,23 @@ def make(case, seed=0) -> Any:
     return problem, *tensors
 
 
-def forward(problem, q, k, v):
-    from flash_numba.kernels import flash2
+FUNCTIONS = {rung.name: rung.functions for rung in RUNGS if rung.modules}
+SIMPLE = [name for name in FUNCTIONS if name != "flash2"]
 
+
+def space_of(parts):
+    """Memory for a rung's own use, whose every float is NaN."""
+    return torch.full((sum(parts),), 255, dtype=torch.uint8, device="cuda")
+
+
+def forward(problem, q, k, v, rung="flash2"):
+    functions = FUNCTIONS[rung]("forward")
     out = torch.full((*q.shape[:3], v.shape[-1]), torch.nan, dtype=q.dtype, device=q.device)
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan, device=q.device)
-    flash2.forward(problem, q, k, v, out, lse, torch.cuda.current_stream().cuda_stream)
+    needed = getattr(functions, "forward_workspace", None)
+    memory = [space_of(needed(problem))] if needed else []
+    stream = torch.cuda.current_stream().cuda_stream
+    functions.forward(problem, q, k, v, out, lse, stream, *memory)
     return out, lse
 
 
@@ -116,8 +128,8 @@ def tolerance(problem, truth, q, k):
     return float(2 * unit * (scores + 64) + 2 * rounding)
 
 
-def check(problem, q, k, v):
-    out, lse = forward(problem, q, k, v)
+def check(problem, q, k, v, rung="flash2"):
+    out, lse = forward(problem, q, k, v, rung)
     want = attention(problem, q, k, v)
     assert not out.isnan().any()
     assert torch.equal(lse == -torch.inf, want.lse == -torch.inf)
@@ -128,23 +140,20 @@ def check(problem, q, k, v):
         assert (lse.double() - want.lse)[seen].abs().max() <= tolerance(problem, want.lse, q, k)
 
 
-def backward(problem, q, k, v, dout, dlse=None):
-    from flash_numba.kernels import flash2_backward
-
-    out, lse = forward(problem, q, k, v)
+def backward(problem, q, k, v, dout, dlse=None, rung="flash2"):
+    functions = FUNCTIONS[rung]("backward")
+    out, lse = forward(problem, q, k, v, rung)
     dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
-    size = sum(flash2_backward.workspace(problem))
-    memory = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
-    flash2_backward.backward(
-        problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse,
+    functions.backward(
+        problem, q, k, v, out, lse, dout, dq, dk, dv, space_of(functions.workspace(problem)), dlse,
         torch.cuda.current_stream().cuda_stream,
     )  # fmt: skip
     return dq, dk, dv
 
 
-def check_gradients(problem, q, k, v, dout, dlse=None):
+def check_gradients(problem, q, k, v, dout, dlse=None, rung="flash2"):
     """dV sums P∘dO over the queries, dQ and dK sum dS; each term carries the error of P."""
-    grads = backward(problem, q, k, v, dout, dlse)
+    grads = backward(problem, q, k, v, dout, dlse, rung)
     want = attention(problem, q, k, v, dout, dlse)
     for name, got, exact in zip("qkv", grads, (want.dq, want.dk, want.dv), strict=True):
         assert not got.isnan().any(), f"d{name} has NaN"
@@ -218,3 +227,31 @@ def test_many_heads():
 def test_forward_growing_scores():
     problem, q, k, v, _ = make((1, 2, 2, 130, 512, 64, 64, "fp32", {}))
     check(problem, q, k * torch.linspace(0, 40, 512, device="cuda")[:, None, None], v)
+
+
+@pytest.mark.parametrize("rung", SIMPLE)
+@pytest.mark.parametrize("case", list(cases())[2::5], ids=name)
+def test_simple_rungs(case, rung):
+    problem, q, k, v, dout = make(case)
+    check(problem, q, k, v, rung)
+    check_gradients(problem, q, k, v, dout, rung=rung)
+
+
+@pytest.mark.parametrize("rung", SIMPLE)
+@pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
+def test_simple_rungs_with_changes(change, rung):
+    problem, q, k, v, dout = make((2, 4, 2, 113, 203, 64, 64, "fp32", change(2, 4, 113, 203)))
+    check(problem, q, k, v, rung)
+    dlse = torch.randn(2, 4, 113, device="cuda")
+    check_gradients(problem, q, k, v, dout, dlse, rung)
+
+
+@pytest.mark.parametrize("rung", SIMPLE)
+def test_simple_rungs_with_any_strides_and_one_answer(rung):
+    problem, q, k, v, dout = make((2, 3, 3, 130, 150, 64, 64, "fp32", {"causal": True}))
+    k = k.transpose(1, 3).contiguous().transpose(1, 3)
+    dout = dout[:, :1, :1, :1].expand_as(dout)
+    check(problem, q, k, v, rung)
+    check_gradients(problem, q, k, v, dout, rung=rung)
+    first = backward(problem, q, k, v, dout, rung=rung)
+    assert all(map(torch.equal, first, backward(problem, q, k, v, dout, rung=rung)))

@@ -3,7 +3,7 @@
 from functools import cache
 
 from ..dropout import PHILOX_M0, PHILOX_M1, PHILOX_ROUNDS, PHILOX_W0, PHILOX_W1
-from .numba_cuda import room, types
+from .numba_cuda import cuda, room, types
 from .scores import make_position
 from .unroll import unroll_full
 
@@ -72,3 +72,36 @@ def make_drop_weights(active: bool, tile_rows: int, tile_columns: int, rows_are_
                     rP[i, j] *= keep_factor(q_idx, k_idx, batch_head, dropout)
 
     return drop_weights
+
+
+@cache
+def make_drop_tile(active: bool, tile: int, group: int, transposed: bool, threads: int):
+    """Room ``drop_tile(sP, first_q, first_k, batch_head, dropout, tid)``: so in shared memory.
+
+    Parameters
+    ----------
+    active : bool
+        As for `make_drop_weights`.
+    tile, group : int
+        `sP` is a tile of ``tile`` queries and keys in grouped rows (see `copies`).
+    transposed : bool
+        It is P.T, of shape (tile, tile), instead.
+    threads : int
+        Threads of the block, all of which take part.
+    """
+
+    @room
+    def drop_tile(sP, first_q, first_k, batch_head, dropout, tid):
+        if active:
+            cuda.syncthreads()
+            at = types.int64(tid)
+            while at < tile * tile:
+                q, k = at // tile, at % tile
+                factor = keep_factor(first_q + q, first_k + k, batch_head, dropout)
+                if transposed:
+                    sP[k, q] *= factor
+                else:
+                    sP[q // group, q % group * tile + k] *= factor
+                at += threads
+
+    return drop_tile

@@ -100,17 +100,21 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
 
 @cache
 def make_change_scores_backward(
-    changes: tuple, derivatives: tuple, tile_rows: int, tile_columns: int
+    changes: tuple,
+    derivatives: tuple,
+    tile_rows: int,
+    tile_columns: int,
+    rows_are_keys: bool = True,
 ):
     """Room ``change_scores_backward(rS, rG, ...)``, the rest as in `make_change_scores`.
 
-    For a tile whose rows are keys: `rS` as `make_change_scores` does it, and `rG` times the
-    derivative of the changes at the incoming score.
+    `rS` as `make_change_scores` does it, and `rG` times the derivative of the changes at the
+    incoming score.
     """
     change = chain(changes)
     derivative = chain_derivative(changes, derivatives)
     changed = len(changes) > 0
-    position = make_position(True)
+    position = make_position(rows_are_keys)
 
     @room
     def change_scores_backward(rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):

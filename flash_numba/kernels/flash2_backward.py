@@ -14,7 +14,7 @@ Algorithm 2.
 import math
 from functools import cache
 
-from ..arrays import DeviceArray
+from ..arrays import DeviceArray, contiguous
 from ..device.copies import (
     make_load_rows,
     make_load_transposed,
@@ -227,11 +227,6 @@ def _tiles(spec: Spec) -> BackwardTiles:
     return backward_tiles(spec, cc, shared_limit(cc))
 
 
-def _contiguous(pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-    strides = tuple(4 * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return DeviceArray(pointer, shape, strides, dtype)
-
-
 def backward(
     problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
 ):
@@ -277,13 +272,13 @@ def backward(
     spec = Spec.of(problem, all(map(allows_vectors, (q, k, v, out, dout, dk, dv))))
     tiles = _tiles(spec)
     batch, n, num_heads, d = q.shape
-    delta = _contiguous(start, (batch, num_heads, n), "fp32")
+    delta = contiguous(start, (batch, num_heads, n), "fp32")
     sums = dq
     if problem.dtype != "fp32":
-        sums = _contiguous(start + for_delta, q.shape, "fp32")
+        sums = contiguous(start + for_delta, q.shape, "fp32")
     at = start + for_delta + for_sums + for_row
-    turns = _contiguous(at, (batch, num_heads, ceil_div(n, tiles.tile_m)), "int32")
-    ticket = _contiguous(at + for_turns - 4, (1,), "int32")
+    turns = contiguous(at, (batch, num_heads, ceil_div(n, tiles.tile_m)), "int32")
+    ticket = contiguous(at + for_turns - 4, (1,), "int32")
     fill_zero(at, for_turns, stream)
 
     row_blocks = batch * num_heads * ceil_div(n, row_passes.ROWS)
