@@ -5,18 +5,10 @@ python benchmarks/compile_table.py benchmarks/results/compile_table.json
 
 import argparse
 import json
-import re
-import subprocess
 from pathlib import Path
 
 from flash_numba.kernels.builds import listed_builds, prepare
-from flash_numba.kernels.offline import assemble, compile_ptx
-
-
-def ptxas_version() -> str:
-    """Release of the ptxas on the PATH."""
-    text = subprocess.run(["ptxas", "--version"], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"release ([\d.]+)", text)[0]
+from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release
 
 
 def main():
@@ -30,7 +22,7 @@ def main():
         found = assemble(compile_ptx(kernel, signature, build.cc), build.cc)
         rows.append(build._asdict() | found._asdict() | {"shared_bytes": shared_bytes})
         print(*build, *found, shared_bytes, flush=True)
-    table = {"ptxas": ptxas_version(), "rows": rows}
+    table = {"ptxas": ptxas_release(), "rows": rows}
     options.path.write_text(json.dumps(table, indent=1) + "\n")
 
 

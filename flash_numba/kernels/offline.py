@@ -67,8 +67,24 @@ def compile_ptx(kernel, signature, cc: tuple) -> str:
     return ptx
 
 
+def find_ptxas() -> str | None:
+    """Path of the assembler: the one installed with the compiler's wheels, else on the PATH."""
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    return find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
+
+
+def ptxas_release() -> str | None:
+    """CUDA release of that assembler, such as ``13.0``; None without one."""
+    ptxas = find_ptxas()
+    if ptxas is None:
+        return None
+    text = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"release (\d+\.\d+)", text)[0]
+
+
 def assemble(ptx: str, cc: tuple) -> Resources:
-    """Assemble PTX with the ptxas on the PATH.
+    """Assemble PTX with `find_ptxas`.
 
     Raises
     ------
@@ -77,9 +93,11 @@ def assemble(ptx: str, cc: tuple) -> Resources:
     RuntimeError
         With the assembler's message if it fails.
     """
-    ptxas = shutil.which("ptxas")
+    ptxas = find_ptxas()
     if ptxas is None:
-        raise FileNotFoundError("ptxas is not on the PATH (it is part of the CUDA toolkit)")
+        raise FileNotFoundError(
+            "ptxas must be installed (pip install nvidia-cuda-nvcc)"
+        )
     arch = "sm_" + "".join(str(part) for part in cc)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
