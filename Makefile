@@ -21,8 +21,9 @@ SOURCES := $(wildcard flash_numba simulator scripts benchmarks tests tutorials)
 demo: $(RUN_STAMP)
 	@$(BIN)/flash-numba step --demo
 
+# One BLAS thread a process: the tests already run on every core, and more threads only wait.
 test: $(DEV_STAMP) lint
-	$(BIN)/python -m pytest -n auto -m "not gpu and not notebooks"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not gpu and not notebooks"
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check $(SOURCES)

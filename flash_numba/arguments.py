@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import masks
+from . import checks, masks
 from .arrays import DeviceArray, Place, broadcast, dtype_of, kind_of, one_place
-from .checks import finite, shown, whole
+from .checks import finite, shown
 from .masks import Mask, ScoreMod
 from .problem import Problem, window_sides
 from .tiling import BlockMask
@@ -51,18 +51,13 @@ class Numbers(NamedTuple):
         """
         if scale is not None:
             scale = finite("scale", scale)
-        if not isinstance(causal, bool | np.bool_):
-            raise TypeError(f"causal must be True or False, got {shown(causal)}")
+        causal = checks.flag("causal", causal)
         softcap = finite("softcap", softcap)
         if softcap < 0:
             raise ValueError(f"softcap must be a finite number >= 0 (0 = none), got {softcap}")
-        dropout_p = finite("dropout_p", dropout_p)
-        if not 0 <= dropout_p < 1:
-            raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-        seed = 0 if seed is None else whole("seed", seed, 0)
-        if seed >= 1 << 64:
-            raise ValueError(f"seed must be below 2**64, got {seed}")
-        return cls(scale, bool(causal), window_sides(window), softcap, dropout_p, seed)
+        dropout_p = checks.dropout_probability("dropout_p", dropout_p)
+        seed = 0 if seed is None else checks.seed("seed", seed)
+        return cls(scale, causal, window_sides(window), softcap, dropout_p, seed)
 
 
 @dataclass(frozen=True, eq=False)

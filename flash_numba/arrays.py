@@ -54,6 +54,12 @@ class DeviceArray(NamedTuple):
         return cls(interface["data"][0], shape, tuple(strides), dtype_of(array))
 
 
+def contiguous(pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    """A part of GPU memory as an array of 4-byte elements without gaps."""
+    strides = tuple(4 * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return DeviceArray(pointer, shape, strides, dtype)
+
+
 def is_torch(array) -> bool:
     """Whether `array` is a torch tensor; imports nothing, and torch.compile can trace it."""
     return hasattr(array, "requires_grad") and hasattr(array, "data_ptr")

@@ -17,7 +17,7 @@ import numpy as np
 from . import gpu_call, ladder
 from .arguments import Posed, pose
 from .arrays import is_torch, kind_of
-from .checks import finite, shown
+from .checks import finite, flag, shown
 from .ladder import Gpu, NoGpu
 from .problem import DTYPES
 from .scores import check_differentiable
@@ -151,8 +151,7 @@ def flash_attention(
         "dropout_p": dropout_p,
         "seed": seed,
     }
-    if not isinstance(return_lse, bool):
-        raise TypeError(f"return_lse must be True or False, got {shown(return_lse)}")
+    return_lse = flag("return_lse", return_lse)
     if is_torch(q):
         from .interop import pytorch
 

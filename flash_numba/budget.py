@@ -73,11 +73,25 @@ def within_budget(out, ref, twin, dtype: str) -> Verdict:
     ref, twin, dtype
         As for `error_budget`.
     """
+    return Verdict(largest_error(out, ref), error_budget(ref, twin, dtype))
+
+
+def largest_error(out, ref) -> float:
+    """Largest absolute difference; inf where one of the two is finite and the other is not.
+
+    Parameters
+    ----------
+    out, ref : arrays of one shape
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+    """
     out, ref = np.asarray(out, np.float64), np.asarray(ref, np.float64)
     if out.shape != ref.shape:
         raise ValueError(f"out must have the shape of ref, {ref.shape}, got {out.shape}")
     different = out[out != ref]
     with np.errstate(invalid="ignore"):
         errors = np.abs(different - ref[out != ref])
-    error = np.where(np.isfinite(errors), errors, np.inf).max(initial=0.0)
-    return Verdict(float(error), error_budget(ref, twin, dtype))
+    return float(np.where(np.isfinite(errors), errors, np.inf).max(initial=0.0))

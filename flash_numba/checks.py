@@ -42,6 +42,29 @@ def finite(name: str, value) -> float:
     return float(value)
 
 
+def flag(name: str, value) -> bool:
+    """`value` if it is True or False, else a TypeError."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def dropout_probability(name: str, value) -> float:
+    """`value` if it is a number in [0, 1), else a ValueError."""
+    value = finite(name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}")
+    return value
+
+
+def seed(name: str, value) -> int:
+    """`value` if it is a whole number of 64 bits, else a ValueError."""
+    value = whole(name, value, 0)
+    if value >= 1 << 64:
+        raise ValueError(f"{name} must be below 2**64, got {value}")
+    return value
+
+
 def index(name: str, value, count: int) -> int:
     """`value` if it is one of `count` indices, else a ValueError."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -55,6 +55,10 @@ class _Memory:
                 self.kind.clear(array)
         return _Output(array, DeviceArray.of(array)._replace(dtype=dtype))
 
+    def space(self, parts: Sequence[int]) -> _Output:
+        """Room for a rung's own use, of as many bytes as `parts` have together."""
+        return self.write((-(-sum(parts) // 4),), "fp32")
+
     def result(self, output: _Output, dtype: str | None = None) -> Any:
         """What was written, as an array of the caller's kind, if need be in another type."""
         wanted = dtype or output.view.dtype
@@ -77,7 +81,11 @@ def forward(rung: Rung, posed: Posed) -> tuple[Any, Any]:
     inputs = [memory.read(view) for view in (posed.q, posed.k, posed.v)]
     o = memory.write(problem.shapes["o"], problem.dtype)
     lse = memory.write(problem.shapes["lse"], "fp32")
-    rung.functions("forward").forward(problem, *inputs, o.view, lse.view, memory.stream)
+    functions, workspace = rung.functions("forward"), []
+    if hasattr(functions, "forward_workspace"):
+        workspace.append(memory.space(functions.forward_workspace(problem)))
+    spaces = (space.view for space in workspace)
+    functions.forward(problem, *inputs, o.view, lse.view, memory.stream, *spaces)
     return memory.result(o), memory.result(lse)
 
 
@@ -99,7 +107,7 @@ def backward(rung: Rung, posed: Posed, needs: Sequence[str], do, o, lse, dlse) -
             outputs[name] = memory.write(problem.shapes[f"d{name}"], problem.dtype)
     written = [outputs[name].view if name in outputs else None for name in ("q", "k", "v")]
     functions = rung.functions("backward")
-    workspace = memory.write((-(-sum(functions.workspace(problem)) // 4),), "fp32")
+    workspace = memory.space(functions.workspace(problem))
     rest = memory.read(dlse), memory.stream, *([d_aux] if any(d_aux) else [])
     functions.backward(problem, *inputs, *written, workspace.view, *rest)
     return {

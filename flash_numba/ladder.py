@@ -83,7 +83,8 @@ class Rung:
         gradients are written; a gradient that is None is not computed. `memory` is a float32 array
         of ``sum(workspace(problem))`` bytes. `dlse` may be None. `d_aux` has an entry for each of
         ``problem.score_mods``: None, or a float32 array of zeros to add to, of the shape that
-        `scores.aux_totals` says.
+        `scores.aux_totals` says. A rung whose forward pass needs memory too has
+        ``forward_workspace(problem)``, and its `forward` is handed ``memory`` after `stream`.
     programs : tuple of str
         The simulator's programs of the forward and of the backward pass.
     compute_capability : tuple of int
@@ -94,6 +95,8 @@ class Rung:
         The largest head_dim and head_dim_v of its kernels.
     lacks : frozenset of str
         Names of `features_of` that it does not have.
+    kernels_lack : frozenset of str
+        Names of `features_of` that its simulator programs have and its kernels do not.
     deterministic : bool
         Whether its backward gives the same bits each time.
     """
@@ -106,6 +109,7 @@ class Rung:
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     max_head_dim: int = 256
     lacks: frozenset[str] = frozenset()
+    kernels_lack: frozenset[str] = frozenset()
     deterministic: bool = True
 
     def functions(self, direction: str) -> Any:
@@ -131,6 +135,8 @@ class Rung:
             return None
         if self.modules is None:
             return "has no kernel for a GPU"
+        if missing := sorted(self.kernels_lack & features_of(problem, needs)):
+            return f"has no {', '.join(missing)} on a GPU"
         if gpu.compute_capability < self.compute_capability:
             need = "{}.{}".format(*self.compute_capability)
             return f"needs compute capability {need} or newer, got {gpu}"
@@ -142,24 +148,29 @@ class Rung:
         return None
 
 
+_NO_AUX_GRADIENTS = frozenset({"gradient of bias", "gradient of score_mod"})
+
 RUNGS: tuple[Rung, ...] = (
     Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
-        None,
+        (".kernels.flash2", ".kernels.flash2_backward"),
         ("flash2", "flash2_two_kernel"),
+        kernels_lack=_NO_AUX_GRADIENTS,
     ),
     Rung(
         "flash1",
         "FlashAttention-1: key tiles outside, O rewritten at every pair of tiles",
-        None,
+        (".kernels.flash1", ".kernels.flash1_backward"),
         ("flash1", "flash1"),
+        kernels_lack=_NO_AUX_GRADIENTS,
     ),
     Rung(
         "standard",
         "Standard attention in tiles, S and P in memory",
-        None,
+        (".kernels.standard", ".kernels.standard_backward"),
         ("tiled", "tiled"),
+        kernels_lack=_NO_AUX_GRADIENTS,
     ),
 )
 """The rungs that exist, the fastest first."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from . import masks
+from . import checks, masks
 from .checks import LARGEST, agree, axes, finite, one_of, shown, whole
 from .masks import Mask, ScoreMod
 
@@ -131,9 +131,7 @@ class Problem:
         if self.softmax_scale is None:
             put("softmax_scale", 1 / math.sqrt(self.head_dim))
         put("softmax_scale", finite("softmax_scale", self.softmax_scale))
-        if not isinstance(self.causal, bool | np.bool_):
-            raise TypeError(f"causal must be True or False, got {shown(self.causal)}")
-        put("causal", bool(self.causal))
+        put("causal", checks.flag("causal", self.causal))
         put("window", window_sides(self.window))
         put("key_lengths", self._checked_lengths())
         if not isinstance(self.score_mods, tuple | list):
@@ -148,12 +146,8 @@ class Problem:
             raise TypeError(f"mask must be a Mask or None, got {shown(self.mask)}")
         if self.block_mask is not None:
             self._check_block_mask(self.block_mask)
-        put("dropout_p", finite("dropout_p", self.dropout_p))
-        if not 0 <= self.dropout_p < 1:
-            raise ValueError(f"dropout_p must be in [0, 1), got {self.dropout_p!r}")
-        put("seed", whole("seed", self.seed, 0))
-        if self.seed >= 1 << 64:
-            raise ValueError(f"seed must be below 2**64, got {self.seed}")
+        put("dropout_p", checks.dropout_probability("dropout_p", self.dropout_p))
+        put("seed", checks.seed("seed", self.seed))
 
     def _checked_lengths(self) -> np.ndarray | None:
         if self.key_lengths is None:

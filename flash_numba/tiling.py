@@ -78,6 +78,47 @@ def make_key_tiles(key_range: Callable | None, exact: bool) -> Callable:
     return key_tiles
 
 
+@cache
+def make_query_span(key_range: Callable | None) -> Callable:
+    """The function that bounds the query tiles that visit a key tile.
+
+    Parameters
+    ----------
+    key_range
+        As in `masks.Mask`. Kernels pass the compiled device function.
+
+    Returns
+    -------
+    callable
+        ``query_span(n_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)`` gives
+        ``(start, stop)``: every query tile that visits key tile `n_block` lies in [start, stop).
+        Found by bisection, as both ends of `key_range` never decrease.
+    """
+
+    def query_span(n_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux):
+        blocks = (seqlen_q + tile_m - 1) // tile_m
+        if key_range is None:
+            return 0, blocks
+        start, above = 0, blocks
+        while start < above:  # first tile whose last row sees past the key tile's first key
+            middle = (start + above) // 2
+            row = fn.minimum((middle + 1) * tile_m, seqlen_q) - 1
+            if key_range(batch, head, row, aux)[1] > n_block * tile_n:
+                above = middle
+            else:
+                start = middle + 1
+        stop, above = start, blocks
+        while stop < above:  # first tile whose first row begins past the key tile's last key
+            middle = (stop + above) // 2
+            if key_range(batch, head, middle * tile_m, aux)[0] >= (n_block + 1) * tile_n:
+                above = middle
+            else:
+                stop = middle + 1
+        return start, stop
+
+    return query_span
+
+
 def ceil_div(a: int, b: int) -> int:
     """Tiles of size `b` that cover `a` elements."""
     return -(-a // b)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from .trace_cli import trace_command
+from .viewer.cli import EXAMPLES as STEP_EXAMPLES
 from .viewer.cli import step
 
 CLICK_ERROR: type[Exception] = next(
@@ -62,10 +64,25 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+EXAMPLES = """\b
+Begin with:
+  flash-numba step --demo
+  flash-numba compare --seqlen 4096
+"""
+
+COMPARE_EXAMPLES = """\b
+Examples:
+  flash-numba compare --seqlen 4096 --causal
+  flash-numba compare --seqlen 4096 --tile-m 16
+  flash-numba compare --input layer.npz --all-heads --direction both
+  flash-numba compare --program all --baseline all --gpu A100 --json
+"""
+
 app = typer.Typer(
     cls=OneLineErrors,
     add_completion=False,
     help="FlashAttention to read, run, step through and count.",
+    epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -76,59 +93,85 @@ def main() -> NoReturn:
     sys.exit()
 
 
-@app.command()
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Say what is installed, what will run here, what will not and why."""
-    from .doctor import examine
-
-    report = examine()
-    print(json_module.dumps(report.to_json(), indent=2) if json else report.text())
+app.command(epilog=STEP_EXAMPLES)(step)
 
 
-@app.command()
+@app.command(epilog=COMPARE_EXAMPLES)
 def compare(
     seqlen: Annotated[int | None, typer.Option(help="Queries and keys. (default: 1024)")] = None,
     seqlen_q: Annotated[int | None, typer.Option(help="Queries, where they differ.")] = None,
     seqlen_k: Annotated[int | None, typer.Option(help="Keys, where they differ.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Columns. (default: 64)")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Columns of Q, K and V. (default: 64)")
+    ] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads. (default: 1)")] = None,
     kv_heads: Annotated[
         int | None, typer.Option(help="Key/value heads. (default: --heads)")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences. (default: 1)")] = None,
     input: Annotated[
-        str | None, typer.Option(help="Take sizes from q, k, v in .npz, .npy or .safetensors.")
+        str | None,
+        typer.Option(
+            help="Take sizes from q, k and v of (batch, seqlen, heads, head_dim) in .npz or "
+            ".safetensors, or one .npy of all three; compute too, and show the error.",
+            metavar="FILE",
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16 or fp8.")] = "fp16",
+    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16 or fp8.", metavar="NAME")] = "fp16",
     tile_m: Annotated[int, typer.Option(help="Rows of a query tile.")] = 128,
     tile_n: Annotated[int, typer.Option(help="Rows of a key tile.")] = 64,
-    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.", metavar="")] = False,
     window: Annotated[
         tuple[str, str] | None,
         typer.Option(help="Keys seen before and after; 'none' is unlimited.", metavar="L R"),
     ] = None,
-    direction: Annotated[str, typer.Option(help="forward, backward or both.")] = "forward",
+    direction: Annotated[
+        str, typer.Option(help="forward, backward or both.", metavar="WAY")
+    ] = "forward",
     program: Annotated[
         list[str] | None,
-        typer.Option(help="Flash program, repeatable, or all. (default: flash1, flash2)"),
+        typer.Option(
+            help="flash1, flash2, flash2_two_kernel or all; repeatable. (default: flash1, flash2)",
+            metavar="NAME",
+        ),
     ] = None,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(help="Standard attention beside algorithm0, or all. (default: tiled)"),
+        typer.Option(
+            help="Standard attention beside algorithm0: tiled, fused_softmax, "
+            "with_mask_and_dropout or all; repeatable. (default: tiled)",
+            metavar="NAME",
+        ),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Whose SRAM and peaks.")] = "H100",
-    head: Annotated[int | None, typer.Option(help="Query head counted. (default: 0)")] = None,
-    all_heads: Annotated[bool, typer.Option("--all-heads", help="Count all heads.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="Whose SRAM and peaks: V100, T4, A100, RTX3090, RTX4090, H100, H200 or B200.",
+            metavar="NAME",
+        ),
+    ] = "H100",
+    head: Annotated[
+        int | None, typer.Option(help="Query head counted, from 0. (default: 0)")
+    ] = None,
+    all_heads: Annotated[
+        bool, typer.Option("--all-heads", help="Count all heads of all sequences.", metavar="")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.", metavar="")
+    ] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print comma-separated values.", metavar="")
+    ] = False,
 ) -> None:
     """Count what standard attention and FlashAttention move, beside the closed forms."""
-    from . import compare as comparing
+    from flash_numba.problem import Problem
 
-    _exclude("--json", json, "--csv", csv)
-    _exclude("--all-heads", all_heads, "--head", head is not None)
+    from . import compare as comparing
+    from .inputs import load_input
+    from .options import exclude, given_options, problem_of_sizes, window_of
+
+    exclude("--json", json, "--csv", csv)
+    exclude("--all-heads", all_heads, "--head", head is not None)
     sizes = {
         "seqlen": seqlen,
         "seqlen_q": seqlen_q,
@@ -138,8 +181,15 @@ def compare(
         "kv_heads": kv_heads,
         "batch": batch,
     }
-    options = {"dtype": dtype, "causal": causal, "window": _window(window)}
-    problem, arrays = _problem_of(input, sizes, options)
+    options: dict[str, Any] = {"dtype": dtype, "causal": causal, "window": window_of(window)}
+    arrays = None
+    if input is None:
+        problem = problem_of_sizes(sizes, **options)
+    elif given := given_options(sizes):
+        raise ValueError(f"--input brings its own sizes, got {', '.join(given)} too")
+    else:
+        arrays = load_input(input, dtype=dtype)
+        problem = Problem.of(*arrays, **options)
     found = comparing.comparison(
         problem,
         tile_m,
@@ -162,52 +212,6 @@ def compare(
         print_in_own_letters(found.table())
 
 
-def _exclude(first: str, has_first: bool, second: str, has_second: bool) -> None:
-    if has_first and has_second:
-        raise ValueError(f"{first} cannot go with {second}, got both")
-
-
-def _problem_of(path: str | None, sizes: dict, options: dict):
-    """The problem that sizes, or the arrays of a file, pose; and the arrays, if there are any."""
-    from flash_numba.problem import Problem
-
-    given = {f"--{name.replace('_', '-')}": name for name in sizes if sizes[name] is not None}
-    if path is not None:
-        from .inputs import load_input
-
-        if given:
-            raise ValueError(f"--input brings its own sizes, got {', '.join(given)} too")
-        arrays = load_input(path, dtype=options["dtype"])
-        return Problem.of(*arrays, **options), arrays
-    both = sizes["seqlen_q"], sizes["seqlen_k"]
-    for option in ("--seqlen-q", "--seqlen-k"):
-        _exclude("--seqlen", sizes["seqlen"] is not None, option, option in given)
-    if both.count(None) == 1:
-        raise ValueError(f"--seqlen-q and --seqlen-k must come together, got {', '.join(given)}")
-    seqlen = 1024 if sizes["seqlen"] is None else sizes["seqlen"]
-    queries, keys = (seqlen if side is None else side for side in both)
-    problem = Problem(
-        queries,
-        keys,
-        64 if sizes["head_dim"] is None else sizes["head_dim"],
-        batch=1 if sizes["batch"] is None else sizes["batch"],
-        num_heads=1 if sizes["heads"] is None else sizes["heads"],
-        num_kv_heads=sizes["kv_heads"],
-        **options,
-    )
-    return problem, None
-
-
-def _window(sides: tuple[str, str] | None) -> tuple[int | None, int | None]:
-    if sides is None:
-        return None, None
-    try:
-        left, right = (None if side.lower() == "none" else int(side) for side in sides)
-    except ValueError:
-        raise ValueError(f"window must be two whole numbers or 'none', got {sides}") from None
-    return left, right
-
-
 def _progress(jobs: list):
     """Show the passes to run on stderr, if a person is there to see it."""
     from rich.console import Console
@@ -217,7 +221,20 @@ def _progress(jobs: list):
     return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
 
 
-app.command()(step)
+app.command("trace")(trace_command)
+
+
+@app.command()
+def doctor(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.", metavar="")
+    ] = False,
+) -> None:
+    """Say what is installed, what will run here, what will not and why."""
+    from .doctor import examine
+
+    report = examine()
+    print(json_module.dumps(report.to_json(), indent=2) if json else report.text())
 
 
 if __name__ == "__main__":

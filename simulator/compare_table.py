@@ -9,16 +9,17 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from .compare_words import sentences
+from .compare_words import definitions, sentences
 
 if TYPE_CHECKING:
     from .compare_result import Comparison
 
 
 def render(comparison: Comparison) -> Group:
-    """Three tables, the units, and sentences below."""
+    """What the programs are, three tables, the units, and sentences below."""
     return Group(
         Text(headline(comparison) + "\n", style="bold"),
+        *(Text(line) for line in [*definitions(comparison), ""]),
         _hbm_table(comparison),
         Text(),
         _sram_table(comparison),

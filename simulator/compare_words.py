@@ -51,10 +51,12 @@ def sentences(comparison: Comparison) -> list[str]:
         ratio = comparison.ratio(entry)
         if ratio is not None and entry.counted and reference.counted and entry is not reference:
             lines.append(_sentence(comparison, entry.program, ratio, entry.counted))
-    definitions = [
-        f"{entry.program}: {PROGRAMS[entry.program].title}." for entry in comparison.entries
-    ]
-    return [*lines, "", *definitions]
+    return lines
+
+
+def definitions(comparison: Comparison) -> list[str]:
+    """What each program is."""
+    return [f"{entry.program}: {PROGRAMS[entry.program].title}." for entry in comparison.entries]
 
 
 def _sentence(comparison: Comparison, program: str, ratio: float, mine: Counts) -> str:

@@ -85,8 +85,8 @@ class Facts:
         Why there is none.
     """
 
-    python: str = "3.13.0"
-    system: str = "Linux x86_64"
+    python: str
+    system: str
     packages: dict[str, str | None] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     driver: str | None = None

@@ -16,13 +16,10 @@ from flash_numba.tiling import Schedule
 from .arrays import checked, collect, forward_outputs, outputs, tensors
 from .counts import Counts
 from .events import EventLog
+from .hardware import H100
 from .machine import Machine
 from .memory import SramOverflow
 from .programs import BROKEN, PROGRAMS, Pass, Program
-
-H100_SRAM_BYTES = 227 * 1024
-"""Shared memory that one thread block can have on an H100 (CUDA C++ Programming Guide, table of
-technical specifications, compute capability 9.0)."""
 
 
 @dataclass
@@ -66,7 +63,7 @@ def simulate(
     direction: str = "forward",
     tile_m: int = 64,
     tile_n: int = 64,
-    sram_bytes: int | None = H100_SRAM_BYTES,
+    sram_bytes: int | None = H100.shared_bytes_per_block,
     batch: int = 0,
     head: int | None = 0,
     record: bool = False,
@@ -92,7 +89,8 @@ def simulate(
     tile_m, tile_n : int
         Rows of a query tile and of a key tile; an idealised program has no use for them.
     sram_bytes : int or None
-        Capacity of SRAM; None = unlimited, as it is for an idealised program in any case.
+        Capacity of SRAM, by default what a thread block can have on an H100; None = unlimited, as
+        it is for an idealised program in any case.
     batch, head : int
         Which sequence and query head; ``head=None`` runs all heads of all sequences, with K and V
         shared as the schedule shares them. Heads that only count and visit the same tiles are

@@ -4,10 +4,14 @@ import functools
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
-settings.load_profile("ci")
+# For the mutation check, which asks only whether a test fails: no search for a small example.
+settings.register_profile(
+    "mutation", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 @functools.cache

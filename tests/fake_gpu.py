@@ -100,13 +100,28 @@ class Functions:
                 memory(d_aux[number])[:] += gradient
 
 
-def install(monkeypatch, gpu: Gpu | NoGpu = GPU, **needs) -> Functions:
+class WithForwardWorkspace(Functions):
+    """The same of a rung whose forward pass needs memory."""
+
+    def forward_workspace(self, problem):
+        return 12, 9
+
+    def forward(self, problem, q, k, v, o, lse, stream, space=None):
+        assert space is not None
+        assert memory(space).nbytes == 24
+        memory(space)[:] = 0
+        super().forward(problem, q, k, v, o, lse, stream)
+
+
+def install(
+    monkeypatch, gpu: Gpu | NoGpu = GPU, functions: Functions | None = None, **needs
+) -> Functions:
     """Put the fake GPU in place of this machine's, with the one rung "fake" on it."""
-    functions = Functions()
+    found = functions = functions or Functions()
 
     class FakeRung(Rung):
         def functions(self, direction):
-            return functions
+            return found
 
     def blank(shape, dtype) -> CudaArray:
         array = np.empty(shape, dtype)

@@ -6,7 +6,8 @@ docstrings, raised errors and table texts are left alone: they do not compute an
 
 import ast
 import copy
-import random
+import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ SWAPPED = {
 }
 
 
+Node = ast.expr | ast.stmt
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change to one file.
@@ -40,89 +44,95 @@ class Mutant:
     ----------
     path : str
         The file, relative to the repository.
-    line : int
-        Where the change is.
+    where : str
+        The function, the text that changes, and which of its like there: stable when other lines
+        of the file change.
     change : str
-        What it does, such as ``Add -> Sub``.
+        What happens to the text, such as ``Add -> Sub``.
     source : str
         The whole mutated file.
     """
 
     path: str
-    line: int
+    where: str
     change: str
     source: str
 
     def __str__(self):
-        return f"{self.path}:{self.line} {self.change}"
+        return f"{self.path} {self.where}: {self.change}"
 
 
 def mutants(root: Path, path: str) -> list[Mutant]:
     """Every mutant of one file, in source order."""
     tree = ast.parse((root / path).read_text(encoding="utf-8"))
-    found = []
-    for index, node in enumerate(_computing_nodes(tree)):
+    found, seen = [], Counter[str]()
+    for index, (function, node) in enumerate(_computing_nodes(tree)):
+        text = f"{function}: {' '.join(ast.unparse(node).split())[:60]}"
+        seen[text] += 1
         for variant, (change, _) in enumerate(_changes(node)):
             mutated = copy.deepcopy(tree)
-            target = _computing_nodes(mutated)[index]
+            target = _computing_nodes(mutated)[index][1]
             _changes(target)[variant][1]()
             source = ast.unparse(ast.fix_missing_locations(mutated))
-            found.append(Mutant(path, node.lineno, change, source))
+            found.append(Mutant(path, f"{text} #{seen[text]}", change, source))
     return found
 
 
-def sample(root: Path, path: str, count: int, seed: int = 0) -> list[Mutant]:
-    """`count` mutants of one file, spread over it, the same ones every time."""
-    every = mutants(root, path)
-    picked = random.Random(f"{path} {seed}").sample(range(len(every)), min(count, len(every)))
-    return [every[i] for i in sorted(picked)]
+def sample(root: Path, path: str, count: int) -> list[Mutant]:
+    """`count` mutants of one file: those whose names have the smallest hashes.
+
+    So an edit elsewhere in the file leaves the choice as it is.
+    """
+
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(str(mutant).encode()).digest()
+
+    return sorted(mutants(root, path), key=rank)[:count]
 
 
-def _computing_nodes(tree: ast.AST) -> list[ast.AST]:
-    """Nodes inside function bodies that compute, in source order."""
-    nodes: list[ast.AST] = []
+def _computing_nodes(tree: ast.AST) -> list[tuple[str, Node]]:
+    """(function, node) of what computes inside function bodies, in source order."""
+    nodes: list[tuple[str, Node]] = []
 
     def visit(node, inside):
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
             return
         if isinstance(node, ast.FunctionDef):
             for statement in node.body:
-                visit(statement, True)
+                visit(statement, node.name)
             return
         if isinstance(node, ast.AnnAssign):
             if node.value is not None:
                 visit(node.value, inside)
             return
-        if inside and hasattr(node, "lineno"):
-            nodes.append(node)
+        if inside and isinstance(node, Node):
+            nodes.append((inside, node))
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 
-    visit(tree, False)
+    visit(tree, "")
     return nodes
 
 
-def _changes(node: ast.AST) -> list:
+def _changes(node: Node) -> list:
     """(name, function that applies the change in place) for each change of this node."""
     changes = []
 
     def put(field, value):
         return lambda: setattr(node, field, value)
 
-    for field in ("op",):
-        operator = getattr(node, field, None)
-        if type(operator) in SWAPPED:
-            other = SWAPPED[type(operator)]
-            name = f"{type(operator).__name__} -> {other.__name__}"
-            changes.append((name, put(field, other())))
+    operator = getattr(node, "op", None)
+    if type(operator) in SWAPPED:
+        other = SWAPPED[type(operator)]
+        changes.append((f"{type(operator).__name__} -> {other.__name__}", put("op", other())))
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
         other = SWAPPED[type(node.ops[0])]
         name = f"{type(node.ops[0]).__name__} -> {other.__name__}"
         changes.append((name, put("ops", [other(), *node.ops[1:]])))
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        changes.append((f"{node.value} -> {node.value + 1}", put("value", node.value + 1)))
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         changes.append((f"{node.value} -> {not node.value}", put("value", not node.value)))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        changes.append((f"{node.value} -> {node.value + 1}", put("value", node.value + 1)))
     if isinstance(node, ast.IfExp):
         changes.append(("branches swapped", _swap_branches(node)))
     if isinstance(node, ast.AugAssign) or (

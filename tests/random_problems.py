@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,13 +29,21 @@ class Random:
     def tiles(self) -> dict[str, Any]:
         return {"tile_m": self.tile_m, "tile_n": self.tile_n}
 
-    def arrays(self, seed: int) -> dict[str, Any]:
+    def arrays(self, seed: int, draw: int = 0) -> dict[str, Any]:
         """q, k, v, do of the problem's type, and dlse if lse has a gradient."""
-        rng = np.random.default_rng((seed, 1))
+        rng = np.random.default_rng((seed, 1 + draw))
         given = inputs(rng, self.problem)
         if self.dlse:
             given["dlse"] = normal(rng, self.problem.shapes["dlse"])
         return given
+
+
+def seeds(count: int) -> range:
+    """Numbers of the first `count` random problems; MOST_RANDOM_PROBLEMS caps them.
+
+    The mutation check sets the cap: a suite that fails on few problems fails on more.
+    """
+    return range(min(count, int(os.environ.get("MOST_RANDOM_PROBLEMS", count))))
 
 
 @cache

@@ -2,6 +2,8 @@ import csv
 import io
 import json
 import pickle
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from simulator.cli import app
+from simulator.hardware import GPUS
 from simulator.inputs import demo_input
+from simulator.programs import BROKEN, PROGRAMS
+from simulator.viewer.session import program_names
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("compare", "--seqlen", "96", "--head-dim", "16", "--tile-m", "32", "--tile-n", "32")
@@ -269,3 +274,31 @@ def test_doctor_prints_json_and_text():
     assert result.exit_code == 0
     assert json.loads(result.stdout)["facts"]["python"]
     assert invoke("doctor").stdout.startswith("Python ")
+
+
+def help_of(*arguments):
+    result = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.mark.parametrize("command", [(), ("compare",), ("step",)], ids="-".join)
+def test_examples_of_the_help_run(command, files, monkeypatch):
+    monkeypatch.chdir(files)
+    (files / "good.npz").rename("layer.npz")
+    examples = re.findall(r"^ +flash-numba (.*)", help_of(*command), re.M)
+    assert len(examples) > 1
+    for example in examples:
+        result = invoke(*shlex.split(example))
+        assert result.exit_code == 0, (example, result.output)
+
+
+def test_the_help_names_what_options_take():
+    text = " ".join(help_of("step").replace("│", " ").split())
+    assert all(re.search(rf"\b{name}\b", text) for name in program_names())
+    assert all(gpu.name.replace(" ", "") in text for gpu in GPUS)
+    text = " ".join(help_of("compare").replace("│", " ").split())
+    assert all(re.search(rf"\b{name}\b", text) for name in PROGRAMS if name not in BROKEN)
+    assert all(gpu.name.replace(" ", "") in text for gpu in GPUS)
+    commands = re.findall(r"^│ (\w+) {2,}", help_of(), re.M)
+    assert commands == ["step", "compare", "trace", "doctor"]

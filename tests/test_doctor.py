@@ -18,8 +18,9 @@ VERSIONS: dict[str, str | None] = {
     "safetensors": "0.8.0",
     "cuda-toolkit": "13.0.2",
 }
-H200 = Facts(
-    packages=VERSIONS,
+LINUX = Facts(python="3.13.0", system="Linux x86_64", packages=VERSIONS)
+H200 = dataclasses.replace(
+    LINUX,
     driver="13.0",
     gpus=[{"name": "NVIDIA H200", "compute_capability": [9, 0]}],
 )
@@ -75,8 +76,8 @@ def test_no_false_alarm(facts):
 @pytest.mark.parametrize(
     ("facts", "why", "install"),
     [
-        (Facts(packages=VERSIONS, no_gpu="there is no NVIDIA driver"), "no NVIDIA driver", None),
-        (Facts(packages=VERSIONS, system="Darwin arm64"), "macOS has no CUDA", None),
+        (dataclasses.replace(LINUX, no_gpu="there is no NVIDIA driver"), "no NVIDIA driver", None),
+        (dataclasses.replace(LINUX, system="Darwin arm64"), "macOS has no CUDA", None),
         (but(numba_cuda=None), "numba-cuda is not installed", r"flash-numba\[cu13\]"),
         (
             but(dataclasses.replace(H200, driver="12.4"), numba_cuda=None),
@@ -104,7 +105,9 @@ def test_a_missing_toolkit_is_named_with_the_extra_that_brings_it():
 
 
 def test_without_numba_the_simulator_still_works():
-    verdicts = judge(Facts(packages={"numpy": "2.4.6"}, no_gpu="there is none"))
+    verdicts = judge(
+        dataclasses.replace(LINUX, packages={"numpy": "2.4.6"}, no_gpu="there is none")
+    )
     works = {verdict.what: verdict.works for verdict in verdicts}
     assert works.pop("simulator, step, compare")
     assert not any(works.values())

@@ -1,8 +1,10 @@
 """Which rung answers, and the way to a GPU with a rung that stands in for the kernels."""
 
+import inspect
+
 import numpy as np
 import pytest
-from fake_gpu import GPU, CudaArray, install
+from fake_gpu import GPU, CudaArray, WithForwardWorkspace, install
 from harness import normal
 
 import flash_numba
@@ -44,6 +46,9 @@ def test_every_rung_with_kernels_has_their_functions():
             assert callable(rung.functions("forward").forward)
             assert callable(rung.functions("backward").backward)
             assert callable(rung.functions("backward").workspace)
+            forward = rung.functions("forward")
+            takes_memory = "memory" in inspect.signature(forward.forward).parameters
+            assert takes_memory == hasattr(forward, "forward_workspace")
 
 
 def test_without_a_gpu_any_problem_finds_a_rung():
@@ -174,6 +179,16 @@ def test_device_arrays_are_handed_over_as_they_are(monkeypatch):
     assert call.q == DeviceArray(base.ctypes.data, base.shape, base.strides, "fp32")
     assert call.o.pointer == o.array.ctypes.data
     assert call.stream == 7
+
+
+def test_a_forward_pass_gets_the_memory_it_needs(monkeypatch):
+    functions = install(monkeypatch, functions=WithForwardWorkspace())
+    q, k, v = arrays()
+    o = flash_attention(*map(CudaArray, (q, k, v)))
+    np.testing.assert_allclose(
+        o.array, reference.forward(Problem.of(q, k, v), q, k, v)[0], atol=1e-6
+    )
+    assert len(functions.calls) == 1
 
 
 @pytest.mark.parametrize("needs", [("v",), ("q", "k"), ("bias",), ("q", "k", "v", "bias")])

@@ -1,5 +1,6 @@
 import ast
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -114,12 +115,12 @@ def test_ci_holds_torch_to_one_release():
     assert "REQUIRE_TORCH=1" in (ROOT / ".ci" / "run").read_text()
 
 
-# Runs in a process of its own: refuses to import what argv names, then imports every module of the
-# packages it names, less those under the folders that need numba to exist.
-IMPORT_ALL = """
-import importlib, importlib.abc, pkgutil, sys
+# An environment without some packages, made in a process of its own: it refuses to import those
+# that its first argument names.
+BLOCK = """
+import importlib.abc, sys
 
-blocked, packages, left_out = (argument.split(",") for argument in sys.argv[1:])
+blocked = sys.argv.pop(1).split(",")
 
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -127,6 +128,14 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Refuse())
+"""
+
+# Imports every module of the packages that it is given, less those under the folders that need
+# numba to exist.
+IMPORT_ALL = """
+import importlib, pkgutil
+
+packages, left_out = (argument.split(",") for argument in sys.argv[1:])
 
 def import_tree(name):
     if name in left_out or name.endswith("__main__"):
@@ -143,28 +152,70 @@ touched = sorted(name for name in sys.modules if name.startswith(drivers))
 assert not touched, f"imports loaded {touched}"
 """
 NEED_NUMBA = "flash_numba.kernels,flash_numba.device,flash_numba.launch,flash_numba.interop"
+NO_NUMBA, PLAIN_NUMBA = "numba,numba_cuda,cuda", "numba_cuda,cuda"
+without_cuda = pytest.mark.parametrize("blocked", [NO_NUMBA, PLAIN_NUMBA], ids=["none", "plain"])
+
+
+def run_without(blocked: str, code: str, *arguments: str) -> str:
+    """What a program prints where some packages are missing, and GPUs too."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCK + code, blocked, *arguments],
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8"},
+        encoding="utf-8",
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
 @pytest.mark.parametrize(
     ("blocked", "package", "left_out"),
     [
-        ("numba,numba_cuda", "flash_numba", NEED_NUMBA),
-        ("numba,numba_cuda", "simulator", "simulator.threads"),
-        ("numba_cuda,cuda", "simulator", "simulator.threads"),
+        (NO_NUMBA, "flash_numba", NEED_NUMBA),
+        (NO_NUMBA, "simulator", "none"),
+        (PLAIN_NUMBA, "simulator", "none"),
         ("none", "flash_numba", NEED_NUMBA),
-        ("none", "simulator", "simulator.threads"),
+        ("none", "simulator", "none"),
     ],
 )
 def test_imports_need_no_numba_and_touch_no_gpu(blocked, package, left_out):
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IMPORT_ALL, blocked, package, left_out],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert package in run.stdout.split()
+    assert package in run_without(blocked, IMPORT_ALL, package, left_out).split()
+
+
+@without_cuda
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("compare --seqlen 64", "flash2 moves"),
+        ("step --demo", "flash2 moves"),
+        ("step --seqlen 40 --direction backward --plain", "equal"),
+        ("doctor", "works  simulator, step, compare"),
+    ],
+)
+def test_commands_run_without_numba_cuda(blocked, command, says):
+    code = "from simulator.cli import main\nmain()"
+    assert says in " ".join(run_without(blocked, code, *command.split()).split("\n"))
+
+
+@without_cuda
+def test_attention_is_answered_without_numba_cuda(blocked):
+    code = """
+import warnings
+import numpy as np
+from flash_numba import explain, flash_attention
+q = np.ones((1, 5, 2, 4), np.float32)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    assert np.allclose(flash_attention(q, q, q, causal=True), 1)
+print(*(str(warning.message) for warning in said))
+print(explain(q, q, q))
+"""
+    first, second, *_ = run_without(blocked, code).splitlines()
+    assert first.startswith("no CUDA GPU: ")
+    assert first.endswith("the tile simulator answers, which is right but slow (said once)")
+    assert second.startswith("flash2 runs on the tile simulator (no CUDA GPU: ")
 
 
 def imported(tree: ast.AST) -> list[tuple[str, ast.stmt]]:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from cases import CASES
 from harness import Case, Twin, check, tiled_rounding
-from random_problems import random_problem
+from random_problems import random_problem, seeds
 
 from flash_numba import reference
-from flash_numba.budget import within_budget
+from flash_numba.budget import error_budget, largest_error, within_budget
 from flash_numba.problem import Problem
 from simulator.counts import Counts
 from simulator.events import COLUMNS, EventLog
@@ -22,7 +22,8 @@ TILED = [name for name, program in PROGRAMS.items() if not program.idealised]
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 tiled_program = pytest.mark.parametrize("name", TILED)
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward"])
-NUMERICS, COUNTS = range(100), range(500)
+IN_DTYPE = ("o", "dq", "dk", "dv")
+NUMERICS, COUNTS = seeds(500), seeds(150)
 
 
 class Simulated:
@@ -47,9 +48,9 @@ class Simulated:
         return reference.Gradients(run.arrays["dQ"], run.arrays["dK"], run.arrays["dV"], aux)
 
 
-def answers(implementation, seed: int, dlse: bool) -> dict[str, np.ndarray]:
+def answers(implementation, seed: int, dlse: bool, draw: int = 0) -> dict[str, np.ndarray]:
     """What an implementation says to a random problem, by name."""
-    problem, given = random_problem(seed).problem, random_problem(seed).arrays(seed)
+    problem, given = random_problem(seed).problem, random_problem(seed).arrays(seed, draw)
     q, k, v, do = (given[n] for n in ("q", "k", "v", "do"))
     o, lse = implementation.forward(problem, q, k, v)
     found = implementation.backward(problem, q, k, v, do, given["dlse"] if dlse else None)
@@ -58,9 +59,23 @@ def answers(implementation, seed: int, dlse: bool) -> dict[str, np.ndarray]:
 
 
 @cache
-def truth_and_twin(seed: int, dlse: bool):
-    twin = Twin(random_problem(seed).problem.dtype)
-    return answers(reference, seed, dlse), answers(twin, seed, dlse)
+def truth_and_allowances(seed: int, dlse: bool):
+    """The float64 answers, and how far a result may be from each.
+
+    On a tensor of a few elements the twin may be right by luck, so that it would excuse nothing:
+    its error is the largest of four draws of the inputs.
+    """
+    dtype = random_problem(seed).problem.dtype
+    truths = [answers(reference, seed, dlse, draw) for draw in range(4)]
+    twins = [answers(Twin(dtype), seed, dlse, draw) for draw in range(4)]
+    allowances = {
+        what: max(
+            error_budget(truth[what], twin[what], dtype if what in IN_DTYPE else "fp32")
+            for truth, twin in zip(truths, twins, strict=True)
+        )
+        for what in truths[0]
+    }
+    return truths[0], allowances
 
 
 # Numbers
@@ -73,14 +88,12 @@ def test_numbers_are_within_the_error_budget(name):
         problem, given = drawn.problem, drawn.arrays(seed)
         dlse = drawn.dlse and not PROGRAMS[name].idealised
         found = answers(Simulated(name, **drawn.tiles), seed, dlse)
-        truth, twin = truth_and_twin(seed, dlse)
+        truth, allowances = truth_and_allowances(seed, dlse)
         wider = tiled_rounding(Case(problem, *(given[n] for n in ("q", "k", "v", "do"))), truth)
         assert found.keys() == truth.keys()
         for what, array in found.items():
-            dtype = problem.dtype if what in ("o", "dq", "dk", "dv") else "fp32"
-            verdict = within_budget(array, truth[what], twin[what], dtype)
-            allowance = verdict.allowance + wider.get(what.split()[0], 0.0)
-            assert verdict.error <= allowance, f"{what} of seed {seed}: {verdict}; {drawn}"
+            allowance = allowances[what] + wider.get(what.split()[0], 0.0)
+            assert largest_error(array, truth[what]) <= allowance, f"{what} of seed {seed}: {drawn}"
 
 
 @every_program

@@ -1,12 +1,18 @@
+import importlib
+import json
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from simulator.cli import app
+from simulator.viewer import align, breakpoints, sources
+from simulator.viewer.frame import frame
+from simulator.viewer.moment import Moment, View
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,6 +49,32 @@ def test_the_example_prints_what_it_says(tmp_path):
     assert len(statements) <= 10
 
 
+def shown(path: Path) -> tuple[str, list[float]]:
+    """What a picture says: its words, and its numbers with a decimal point."""
+    root = ElementTree.parse(path).getroot()
+    texts = root.iter("{http://www.w3.org/2000/svg}text")
+    text = " ".join(" ".join("".join(one.itertext()) for one in texts).split())
+    number = r"-?\d*\.\d+"
+    words = " ".join(re.sub(number, "#", text).split())
+    return words, [float(found) for found in re.findall(number, text)]
+
+
+def test_the_picture_is_what_its_command_exports(tmp_path):
+    ((_, path),) = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", README)
+    (command,) = re.findall(rf"`flash-numba (step .*--export {path})`", README)
+    arguments = command.replace(path, str(tmp_path / "now.svg")).split()
+    run = [sys.executable, "-m", "simulator.cli", *arguments]
+    subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
+    (words, numbers), (now, numbers_now) = shown(ROOT / path), shown(tmp_path / "now.svg")
+    assert "HBM elements" in words
+    assert words == now
+    # Sums of fp32 products in another order; three digits are printed at least.
+    assert numbers == pytest.approx(numbers_now, rel=1e-3)
+    assert all(mark in words for mark in "■◆□◇·◈"), "every state of a tile"
+    assert "equal ✓" in words
+    assert re.search(r"rescale e\^# = #", words), "a rescale that one sees"
+
+
 def test_files_in_reading_order_exist():
     paths = re.findall(r"`([\w/]+\.(?:py|md))`", README)
     assert len(paths) > 10
@@ -68,9 +100,82 @@ def test_commands_exist():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     commands = getattr(get_command(app), "commands")  # noqa: B009 - typer may bring its own click
     named = set(re.findall(r"`flash-numba (\w+)", README))
-    assert named <= set(commands)
-    options = {name for one in commands["compare"].params for name in one.opts}
-    assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options
+    assert named == set(commands)
+    assert re.findall(r"^\| `flash-numba (\w+)", README, re.MULTILINE) == list(commands)
+    both = (commands[name] for name in ("compare", "step"))
+    options = {name for one in both for param in one.params for name in param.opts}
+    assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options | {"--help"}
+
+
+def test_five_minutes_say_what_the_stepper_shows():
+    told = " ".join(section("The stepper in five minutes").split())
+    source = demo_session()
+    replay = source.run("flash2", "forward", 9).replay
+
+    def text(place, **view):
+        moment = Moment(replay, breakpoints.place(place, replay), View(**view))
+        return frame(moment, 80, 24).plain
+
+    first = text(f"event {replay.steps.stops[0]}")
+    assert "tile 1/19" in told
+    assert "tile 1/19" in first
+    assert "read 2,048 elements" in told
+    assert re.search(r"this tile +2,048 +0  K V", first)
+    assert "of row 161 rises" in told
+    assert "old - new maximum) = 0.0987" in told
+    assert re.search(r"row 161 .*\n.*rescale e\^-2.32 = 0.0987", text("2,4"))
+    assert "was read 2.9 times" in told
+    end = text("end", tensors=True)
+    assert re.search(r"K +18,880 +2\.9", end)
+    assert re.search(r"V +18,880 +2\.9", end)
+    assert re.search(r"Q +6,592 +1\.0", end)
+    assert "more than 8.0 of 227 KiB" in told
+    assert "most at once so far 8.0 KiB" in text("end")
+    assert "of 227 KiB" in end
+    assert "OUTPUTS DIFFER" in difference_at_the_end(source)
+
+
+def demo_session():
+    options = {**sources.DEMO, "dtype": None}
+    return sources.session(None, True, {}, options, None, None)
+
+
+def difference_at_the_end(source) -> str:
+    runs = (source.run(name, "forward", 9).replay for name in ("flash2_without_rescale", "flash2"))
+    text = align.difference(*(Moment(run, len(run) - 1) for run in runs))
+    assert text is not None
+    return text
+
+
+def test_kernel_figures_are_those_measured():
+    told = section("The kernels")
+    (path,) = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
+    results = json.loads((ROOT / path).read_text())
+    assert f"{results['machine']['gpu']}, {results['machine']['date']}" in " ".join(told.split())
+    assert {row["rung"] for row in results["rows"]} == {"flash2"}
+    expected = []
+    for direction in ("forward", "backward"):
+        for head_dim in (64, 128):
+            rows = [
+                row
+                for row in results["rows"]
+                if (row["direction"], row["head_dim"]) == (direction, head_dim)
+            ]
+            (largest,) = (row for row in rows if row["seqlen"] == 8192 and not row["causal"])
+            ratios = [row["peers"]["torch_efficient"] / row["ms"] for row in rows]
+            ours, torch = largest["tflops"], largest["peer_tflops"]["torch_efficient"]
+            span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            expected.append(f"| {direction} | {head_dim} | {ours:.1f} | {torch:.1f} | {span} |")
+    assert re.findall(r"^\| (?:for|back)ward .*", told, re.MULTILINE) == expected
+
+
+@pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
+def test_packages_name_their_files_in_reading_order(package):
+    module = importlib.import_module(package)
+    folder = Path(str(module.__file__)).parent
+    order = (module.__doc__ or "").split("Reading order: ")[1].split("\n\n")[0]
+    files = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert sorted(re.findall(r"`(\w+)`", order)) == files
 
 
 @pytest.mark.parametrize("extra", ["", "--tile-m 16"])

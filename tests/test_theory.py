@@ -349,8 +349,8 @@ def test_counts_add_up_and_turn_into_json():
         ({"direction": "both"}, "direction must be one of forward, backward; got 'both'"),
         ({"tile_m": 0}, "tile_m must be a whole number >= 1, got 0"),
         ({"tile_n": 1.5}, "tile_n must be a whole number >= 1, got 1.5"),
-        ({"batch": 2}, "batch must lie in 0..1, got 2"),
-        ({"head": -1}, "head must lie in 0..3, got -1"),
+        ({"batch": 2}, r"batch must lie in 0\.\.1, got 2"),
+        ({"head": -1}, r"head must lie in 0\.\.3, got -1"),
         (
             {"visited": np.ones((3, 3), bool)},
             r"visited must be bool of shape \(2, 3\) or \(1 or 2, 1 or 4, 2, 3\), got bool of "

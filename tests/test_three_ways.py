@@ -6,7 +6,7 @@ from typing import Any
 import brute_force
 import numpy as np
 import pytest
-from random_problems import Random, random_problem
+from random_problems import Random, random_problem, seeds
 
 from flash_numba.problem import Problem
 from flash_numba.tiling import SKIPPED, Schedule, ceil_div
@@ -14,7 +14,7 @@ from simulator import theory
 from simulator.programs import PROGRAMS
 from simulator.run import simulate
 
-SEEDS = range(500)
+SEEDS = seeds(500)
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward"])
 
 

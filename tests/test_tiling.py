@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from flash_numba.masks import Mask, boolean
 from flash_numba.problem import Problem
-from flash_numba.tiling import FULL, PARTIAL, SKIPPED, BlockMask, Schedule, make_key_tiles
+from flash_numba.tiling import (
+    FULL,
+    PARTIAL,
+    SKIPPED,
+    BlockMask,
+    Schedule,
+    make_key_tiles,
+    make_query_span,
+)
 
 
 def visible(problem: Problem, batch: int, head: int = 0) -> np.ndarray:
@@ -225,3 +233,27 @@ float_tile: Any = 2.5
 def test_errors_say_what_is_allowed_and_what_came(make, says):
     with pytest.raises(ValueError, match=says):
         make(Problem(9, 9, 8, batch=2, num_heads=3))
+
+
+@given(range_problems(), tiles, tiles)
+@settings(max_examples=100)
+def test_query_span_is_what_walking_over_all_query_tiles_finds(problem, tile_m, tile_n):
+    mask, schedule = problem.range_mask, Schedule(problem, tile_m, tile_n)
+    query_span = make_query_span(mask.key_range if mask else None)
+    aux = mask.aux if mask else ()
+    for n_block in range(schedule.n_blocks):
+        sizes = schedule.seqlen_q, schedule.seqlen_k, tile_m, tile_n
+        start, stop = query_span(n_block, 0, 0, *sizes, aux)
+        inside = []
+        for m_block in range(schedule.m_blocks):
+            rows, cols = schedule.rows(m_block), schedule.cols(n_block)
+            lo, hi = (0, schedule.seqlen_k)
+            if mask is not None and mask.key_range is not None:
+                lo = mask.key_range(0, 0, rows.start, aux)[0]
+                hi = mask.key_range(0, 0, rows.stop - 1, aux)[1]
+            if lo < cols.start + tile_n and hi > cols.start:
+                inside.append(m_block)
+        assert list(range(start, stop)) == inside
+        for run in schedule.query_runs(n_block):
+            assert start <= run.start
+            assert run.stop <= stop

@@ -9,13 +9,16 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
 
 from simulator.cli import app
+from simulator.viewer import sources
 from simulator.viewer.session import Session
+from simulator.viewer.show import is_terminal
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--seqlen", "40", "--head-dim", "4", "--tile-m", "16", "--tile-n", "8"]
@@ -37,9 +40,13 @@ def step(capsys):
 def test_the_demo_without_a_terminal_prints_three_frames_and_the_comparison(step):
     code, out, err = step("--demo")
     assert (code, err) == (0, "")
-    frames = re.findall(r"^flash2 forward N 206 d 32 fp16 tile 64x32 causal head 9/12\b", out, re.M)
+    frames = re.findall(
+        r"^flash2 forward N 206 d 32 fp16 tiles 64x32 causal head 9 of 0..11$", out, re.M
+    )
     assert len(frames) == 3
-    assert re.findall(r"event (\d+)/255", out)[-1] == "255"
+    assert out.startswith("Head 9 of a transformer's layer")
+    (*_, (event, last)) = re.findall(r"event (\d+)/(\d+)", out)
+    assert event == last
     assert out.count("equal ✓") >= 3
     assert re.search(r"row \d+ '\S+', key tile", out), "rows carry their tokens"
     comparison = out[out.rindex("row ") :]
@@ -52,8 +59,15 @@ def test_the_demo_shows_every_state_of_a_tile_and_saves_traffic(step):
     for mark in ("■", "◆", "□", "◇", "[", "·"):
         assert any(mark in line for line in grids), mark
     assert "14x32" in out, "the tail of 206 queries"
-    ratios = re.findall(r"([\d.]+)x of it", out)
+    ratios = re.findall(r"([\d.]+)x standard", out)
     assert float(ratios[0]) < 0.3
+
+
+def test_the_comparison_is_of_the_gpu_that_was_chosen(step):
+    code, out, _ = step("--demo", "--gpu", "T4", "--frames", 1)
+    assert code == 0
+    assert "of 64 KiB" in out
+    assert re.search(r"one query head · T4$", out, re.M)
 
 
 @pytest.mark.parametrize("program", ["flash1", "flash2", "flash2_two_kernel", "tiled"])
@@ -83,7 +97,7 @@ def test_sizes_that_differ_heads_dtypes_and_files(step, tmp_path):
     code, out, _ = step("--seqlen-q", 5, "--seqlen-k", 9, "--heads", 3, "--head", 2, "--plain")
     assert code == 0
     assert "N 5 M 9" in out
-    assert "head 2/3" in out
+    assert "head 2 of 0..2" in out
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 20, 2, 8)).astype(np.float32)
     np.savez(tmp_path / "qkv.npz", q=q, k=k, v=v)
     code, out, _ = step("--input", tmp_path / "qkv.npz", "--plain", "--frames", 1)
@@ -214,7 +228,8 @@ def test_a_run_that_is_too_long_is_refused_before_it_is_recorded():
     problem = Problem(60_000, 60_000, 1)
     arrays = [np.zeros((1, 60_000, 1, 1), np.float16)] * 3
     started = time.perf_counter()
-    with pytest.raises(ValueError, match="pairs of tiles, got 879,844"):
+    pairs = (-(-60_000 // 64)) ** 2
+    with pytest.raises(ValueError, match=f"pairs of tiles, got {pairs:,}"):
         Session(problem, *arrays).run("flash2", "forward", 0)
     assert time.perf_counter() - started < 5
 
@@ -284,27 +299,41 @@ class Terminal:
 
 
 def test_the_real_command_in_a_terminal_of_80x24():
+    source = sources.session(None, True, {}, sources.DEMO | {"dtype": None}, None, None)
+    replay = source.run("flash2", "forward", sources.DEMO["head"]).replay
+    last, first_stop = len(replay) - 1, int(replay.steps.stops[0])
     with Terminal("--demo") as terminal:
         terminal.read_until("? help")
-        terminal.read_until("event 0/255")
+        terminal.read_until(f"event 0/{last}")
         terminal.press("\x1b[C")
-        terminal.read_until("1/255")
+        terminal.read_until(f"1/{last}")
         terminal.press("\x1b[1;2C")
-        terminal.read_until("[◈]" if "[◈]" in terminal.seen else "14/255")
+        terminal.read_until(f"{first_stop}/{last}")
         terminal.press("\x1b[D")
-        terminal.read_until("3/255")
+        terminal.read_until(f"{first_stop - 1}/{last}")
         terminal.press("g")
         terminal.read_until("go? ")
         terminal.press("2,1\r")
-        terminal.read_until("114/255")
+        terminal.read_until(f"{replay.find_tile(2, 1)}/{last}")
         terminal.press("g3,2\r")
-        terminal.read_until("203/255")
+        terminal.read_until(f"{replay.find_tile(3, 2)}/{last}")
         terminal.press("?")
         terminal.read_until("The panels")
         terminal.press("\x1b")
         time.sleep(0.3)
         terminal.press("q")
         assert terminal.code() == 0
+
+
+@pytest.mark.parametrize("away", ["stdin", "stdout", "stderr"])
+def test_the_stepper_needs_a_terminal_at_all_ends(monkeypatch, away):
+    """It would wait for keys, or draw, where nobody is."""
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda there=name != away: there))
+    assert not is_terminal()
+    monkeypatch.setattr(sys, away, SimpleNamespace(isatty=lambda: True))
+    assert is_terminal()
 
 
 def test_no_colour_reaches_a_terminal_that_wants_none():

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from viewer_runs import RUNS, log_of, moment_of, replay_of
+from viewer_runs import RUNS, arrays, log_of, moment_of, replay_of
 
 from flash_numba.problem import Problem
 from simulator.run import simulate
+from simulator.viewer.align import aligned_event
 from simulator.viewer.costs import costs_of
 from simulator.viewer.export import export
 from simulator.viewer.frame import TooSmall, frame, hint_line, pair
@@ -18,6 +19,9 @@ from simulator.viewer.moment import Moment, View
 from simulator.viewer.panels import HELP, SECTIONS, panel
 from simulator.viewer.plain import chosen_events, plain_frame
 from simulator.viewer.replay import Replay
+from simulator.viewer.rows import followed_row
+from simulator.viewer.sections import folded
+from simulator.viewer.session import Session
 
 SIZES = [(40, 20), (60, 24), (75, 30), (76, 20), (80, 24), (120, 40), (200, 60)]
 
@@ -55,6 +59,82 @@ def test_a_frame_fills_exactly_its_cells(run, size):
                 assert glyphs.unicode or all(line.isascii() for line in lines)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_nothing_is_cut_off(run, size):
+    width, height = size
+    replay = replay_of(*run)
+    costs = costs_of(replay)
+    lines = set()
+    for event in range(len(replay)):
+        for view in (View(), View(tensors=True)):
+            moment = Moment(replay, event, view, costs)
+            picture = frame(moment, width, height, UNICODE, hint_line(UNICODE, width))
+            lines |= set(picture.plain.split("\n"))
+    assert [line for line in lines if "…" in line] == []
+
+
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_folded_lines_of_the_algorithm_are_whole(run):
+    replay = replay_of(*run)
+    for kernel in range(len(replay.meta["kernels"])):
+        event = replay.columns["kernel"].tolist().index(kernel)
+        section = SECTIONS["algorithm"](Moment(replay, event), 26, 60, UNICODE)
+        text = " ".join("".join(piece for piece, _ in line) for line in section.lines)
+        words = " ".join(text.replace(UNICODE.pointer, "").split())
+        numbers = [n for n, owner in enumerate(replay.meta["line_kernels"]) if owner == kernel]
+        expected = " ".join(replay.meta["lines"][number] for number in numbers)
+        assert words.startswith(" ".join(expected.split()) + " event: ")
+
+
+@pytest.mark.parametrize("name", ["flash1", "flash2_without_rescale"])
+def test_two_runs_side_by_side_tell_the_same(name):
+    """At 80x24: names and places whole, and O after the tile, which is what may differ."""
+    problem, q, k, v, _ = arrays("causal")
+    source = Session(problem, q, k, v, tile_m=16, tile_n=8)
+    left, right = (source.run(program, "forward", 0).replay for program in ("flash2", name))
+    for event in range(len(left)):
+        moments = Moment(left, event), Moment(right, aligned_event(left, event, right))
+        text = pair(*moments, 80, 24).plain
+        first, _algorithm, *others = text.splitlines()
+        assert f"{name} " in first
+        assert [line for line in (first, *others) if "…" in line] == []
+        if {"O"} <= moments[0].row.known:
+            assert re.search(r"│ +→ +-?[\d.]+(e-\d+)? ", text)
+
+
+def test_the_title_keeps_its_parts_from_frame_to_frame():
+    replay = replay_of("flash2", "forward")
+    costs = costs_of(replay)
+    titles = {
+        frame(Moment(replay, event, None, costs), 80, 24).plain.split("  tile ")[0].rstrip()
+        for event in range(len(replay))
+    }
+    assert len(titles) == 1
+    assert titles.pop().endswith("causal")
+
+
+def test_long_lines_break_between_equations_first():
+    assert folded("m = max(m, n),  α = exp(m)", 20, UNICODE, 2) == [
+        "m = max(m, n),",
+        "  α = exp(m)",
+    ]
+    assert folded("store 0 to O, 0 to l", 12, UNICODE, 2) == ["store 0 to", "  O, 0 to l"]
+    assert folded("a  b", 4, UNICODE) == ["a  b"]
+
+
+def test_tensors_say_how_many_times_they_moved():
+    """K and V are read once a query tile, and all else once."""
+    replay = replay_of("flash2", "forward", "full", 4, 8)
+    lines = stripped(panel("hbm", Moment(replay, len(replay) - 1, View(tensors=True))), 60)
+    rows = {words[1]: words[2:-1] for words in map(str.split, lines[1:-1]) if len(words) > 2}
+    assert rows["so"] == ["far", "read", "times", "written", "times"]
+    assert rows["Q"] == ["64", "1.0", "0"]
+    assert rows["K"] == rows["V"] == ["384", "4.0", "0"]
+    assert rows["O"] == ["0", "64", "1.0"]
+    assert rows["LSE"] == ["0", "16", "1.0"]
+
+
 @pytest.mark.parametrize("size", [(80, 20), (81, 24), (120, 40), (200, 60)])
 def test_two_runs_fill_exactly_their_cells(size):
     width, height = size
@@ -82,15 +162,15 @@ def test_the_frame_says_where_what_and_how_much():
     event = replay.find_tile(1, 3)
     text = "\n".join(stripped(frame(moment_of(event), 80, 24), 80))
     assert f"event {event}/{len(replay) - 1}" in text
-    assert "flash2 forward  N 37 M 50  d 6  fp32  tile 16x8" in text
+    assert "flash2 forward  N 37 M 50  d 6  tiles 16x8  causal" in text
     assert "▸ O = O + P V_j" in text
     assert "[▣]" in text or "[◈]" in text
     assert re.search(r"K +8x6", text)
     assert "registers" in text
-    assert "row 24, key tile 3" in text
+    assert f"row {followed_row(replay, event)}, key tile 3" in text
     assert f"{replay.total('hbm_read', event):,}" in text
     assert "equal ✓" in text
-    assert "algorithm0" in text
+    assert re.search(r"in all [\d,]+, 0\.\d{3}x standard's [\d,]+", text)
 
 
 @pytest.mark.parametrize("run", RUNS, ids="-".join)
@@ -201,8 +281,12 @@ def test_plain_frames_are_plain(run, width):
             assert max(cell_len(line) for line in text.splitlines()) <= width
             assert not set(text) & set("│┌┐└┘─\x1b")
             assert glyphs.unicode or text.isascii()
-    sentence = plain_frame(moment_of(replay_of().find_tile(1, 4)), 80).splitlines()[1]
-    assert sentence == "tile 9/17 event 116/224, at query tile 1, key tile 4 (cut by the mask)"
+    # Causal, 37 queries of 50 keys in tiles of 16x8: 4 key tiles in the first row, 6 and 7 after.
+    replay = replay_of()
+    event = replay.find_tile(1, 4)
+    sentence = plain_frame(moment_of(event), 80).splitlines()[1]
+    where = f"tile {4 + 5}/{4 + 6 + 7} event {event}/{len(replay) - 1}"
+    assert sentence == f"{where}, at query tile 1, key tile 4 (cut by the mask)"
 
 
 def test_plain_frames_are_spread_from_the_start_to_the_end():

@@ -94,7 +94,6 @@ PROGRAMS = {
         ),
     )
 }
-
 """Every program by name."""
 
 _FORWARD_BUGS = {

@@ -3,7 +3,7 @@
 The forms are written from docs/counting.md alone. They know sizes and masks, not loops: each is a
 polynomial in a few sums over the visited tiles (`visits`), evaluated once.
 
-Reading order: `visits`, `flash`, `standard`, `closed_form`, `asymptotics`, `figures`.
+Reading order: `visits`, `tally`, `flash`, `standard`, `closed_form`, `asymptotics`, `papers`.
 """
 
 from .closed_form import BASELINES, PROGRAMS, counts

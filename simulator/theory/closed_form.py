@@ -83,8 +83,7 @@ def counts(
     check_problem(problem)
     one_of("program", program, PROGRAMS)
     one_of("direction", direction, ("forward", "backward"))
-    whole("tile_m", tile_m, 1, LARGEST)
-    whole("tile_n", tile_n, 1, LARGEST)
+    tile_m, tile_n = whole("tile_m", tile_m, 1, LARGEST), whole("tile_n", tile_n, 1, LARGEST)
     if not all_heads:
         index("batch", batch, problem.batch)
         index("head", head, problem.num_heads)

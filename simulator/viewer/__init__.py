@@ -1,7 +1,10 @@
 """Views of a recorded run: panels that show in terminals and notebooks, and the stepper.
 
-Reading order: `replay` (any moment of a log), `rows`, `grid`, `costs`, `moment`; `sections`,
-`panels`, `frame` (what is shown); `app`, `plain`, `export` (where); `cli` (the options).
+Reading order: `replay` (any moment of a log) and its parts `checked`, `steps` and `residency`;
+`rows`, `grid`, `costs`, and with them `moment` (what panels are told); `glyphs`, `sections`,
+`grid_panel`, `row_panel`, `hbm_panel`, `panels`, `frame` (what is shown); `plain`, `export` (frames
+outside the stepper); `align`, `breakpoints` (two runs, places in a run); `session`, `prompt`,
+`help`, `stage`, `player`, `app` (the stepper); `sources`, `show`, `cli` (the command).
 
 >>> from flash_numba.problem import Problem
 >>> from simulator.run import simulate

@@ -126,14 +126,16 @@ class Stepper(Player):
 
     def _question(self, what: str) -> str:
         rows, cols = self.loaded.replay.kinds.shape
-        heads = self.loaded.replay.meta["num_heads"]
+        meta, last = self.loaded.replay.meta, len(self.loaded.replay) - 1
+        now = f"now {self.key[0]}"
         return {
-            "go": f"query tile 0..{rows - 1}, key tile 0..{cols - 1} (as 2,1), event 136, end",
-            "breakpoint": f"{breakpoints.FORMS}; nothing clears",
-            "row": f"0..{self.loaded.replay.meta['seqlen_q'] - 1}; nothing follows the tile",
-            "head": f"0..{heads - 1}",
-            "program": ", ".join(program_names()),
-            "compare": f"{', '.join(program_names())}; nothing ends it",
+            "go": f"a tile such as 2,1 (query 0..{rows - 1}, key 0..{cols - 1}), event 136 "
+            f"(0..{last}), start, end, or what a breakpoint takes",
+            "breakpoint": f"{breakpoints.MEANINGS}; an empty line clears all",
+            "row": f"0..{meta['seqlen_q'] - 1}; an empty line follows the tile at hand",
+            "head": f"0..{meta['num_heads'] - 1}, now {self.key[2]}",
+            "program": f"{', '.join(program_names())}; {now}",
+            "compare": f"{', '.join(program_names())}; {now}; an empty line ends it",
         }[what]
 
     def answer(self, asked: str, text: str) -> None:

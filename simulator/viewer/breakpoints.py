@@ -11,6 +11,7 @@ from .replay import Replay
 from .rows import max_changes
 
 FORMS = "'tile 2,1', 'hbm 40000', 'row 97'"
+MEANINGS = "tile 2,1; hbm 40000 (more elements moved); row 97 (its maximum rises)"
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,36 @@ if TYPE_CHECKING:
     from .session import Saved, Session
 
 
+EXAMPLES = """\b
+Examples:
+  flash-numba step --demo
+  flash-numba step --demo --compare-with flash1 --start 2,4
+  flash-numba step --seqlen 300 --direction backward --break 'hbm 100000'
+  flash-numba step --input layer.npz --head 1 --save run.npz
+  flash-numba step --replay run.npz --start end --export frame.svg
+"""
+"""Shown below the options."""
+
+
 def step(
     program: Annotated[
-        str | None, typer.Option(help="Program to step through. (default: flash2)")
+        str | None,
+        typer.Option(
+            help="flash2, flash2_two_kernel, flash1, tiled (standard attention), or flash2 with a "
+            "bug: flash2_without_rescale, flash2_mask_off_by_one, flash2_mask_forgotten, "
+            "flash2_tail_unmasked, flash2_without_delta. (default: flash2)",
+            metavar="NAME",
+        ),
     ] = None,
     direction: Annotated[
-        str | None, typer.Option(help="forward or backward. (default: forward)")
+        str | None, typer.Option(help="forward or backward. (default: forward)", metavar="WAY")
     ] = None,
     seqlen: Annotated[int | None, typer.Option(help="Queries and keys. (default: 512)")] = None,
     seqlen_q: Annotated[int | None, typer.Option(help="Queries, where they differ.")] = None,
     seqlen_k: Annotated[int | None, typer.Option(help="Keys, where they differ.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Columns. (default: 64)")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Columns of Q, K and V. (default: 64)")
+    ] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads. (default: 1)")] = None,
     tile_m: Annotated[
         int | None, typer.Option(help="Rows of a query tile. (default: 128; demo: 64)")
@@ -33,47 +52,99 @@ def step(
     ] = None,
     causal: Annotated[
         bool | None,
-        typer.Option("--causal/--no-causal", help="Hide later keys. (default: only in the demo)"),
+        typer.Option(
+            "--causal/--no-causal",
+            help="Hide later keys. (default: only in the demo)",
+            metavar="",
+        ),
     ] = None,
     window: Annotated[
         tuple[str, str] | None,
         typer.Option(help="Keys seen before and after; 'none' is unlimited.", metavar="L R"),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, fp16, bf16 or fp8. (default: the input's, or fp16)")
+        str | None,
+        typer.Option(
+            help="fp32, fp16, bf16 or fp8. (default: the input's, or fp16)", metavar="NAME"
+        ),
     ] = None,
-    head: Annotated[int | None, typer.Option(help="Head followed. (default: 0; demo: 9)")] = None,
+    head: Annotated[
+        int | None, typer.Option(help="Head followed, from 0. (default: 0; demo: 9)")
+    ] = None,
     row: Annotated[
-        int | None, typer.Option(help="Row followed. (default: one of the tile at hand)")
+        int | None,
+        typer.Option(
+            help="Row followed, from 0. (default: of the tile at hand, the row whose maximum rises "
+            "most often)"
+        ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Whose SRAM. (default: H100)")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose SRAM: V100, T4, A100, RTX3090, RTX4090, H100, H200 or B200. "
+            "(default: H100)",
+            metavar="NAME",
+        ),
+    ] = None,
     input: Annotated[
-        str | None, typer.Option(help="q, k and v in .npz, .npy or .safetensors.")
+        str | None,
+        typer.Option(
+            help="q, k and v of (batch, seqlen, heads, head_dim) in .npz or .safetensors, or one "
+            ".npy of all three; the first sequence is followed.",
+            metavar="FILE",
+        ),
     ] = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="A transformer's layer over a paragraph of English.")
+        bool,
+        typer.Option(
+            "--demo", help="A transformer's layer over a paragraph of English.", metavar=""
+        ),
     ] = False,
-    replay: Annotated[str | None, typer.Option(help="A log that --save wrote.")] = None,
+    replay: Annotated[
+        str | None, typer.Option(help="A log that --save wrote.", metavar="FILE")
+    ] = None,
     compare_with: Annotated[
-        str | None, typer.Option(help="A second program, beside the first.")
+        str | None, typer.Option(help="A second program, beside the first.", metavar="NAME")
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="'2,1' (tile), 'event 136', 'hbm 40000', 'row 97', 'start' or 'end'."),
+        typer.Option(
+            help="Begin at '2,1' (query tile, key tile), 'event 136', 'start', 'end', or a "
+            "breakpoint. (default: the first event)",
+            metavar="PLACE",
+        ),
     ] = None,
     stop_at: Annotated[
         list[str] | None,
-        typer.Option("--break", help="Breakpoint 'tile 2,1', 'hbm 40000' or 'row 97'; repeatable."),
+        typer.Option(
+            "--break",
+            help="Breakpoint, repeatable: 'tile 2,1', 'hbm 40000' (more elements moved) or "
+            "'row 97' (its maximum rises).",
+            metavar="PLACE",
+        ),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Print frames, for pipes and screen readers.")
+        bool,
+        typer.Option("--plain", help="Print frames, for pipes and screen readers.", metavar=""),
     ] = False,
-    frames: Annotated[int | None, typer.Option(help="Frames to print. (default: 3)")] = None,
-    ascii: Annotated[bool, typer.Option("--ascii", help="Use ASCII alone.")] = False,
-    export: Annotated[str | None, typer.Option(help="Write a frame to .html or .svg.")] = None,
-    save: Annotated[str | None, typer.Option(help="Write the event log to .npz.")] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="Frames to print or export. (default: 3; export: 1)")
+    ] = None,
+    ascii: Annotated[bool, typer.Option("--ascii", help="Use ASCII alone.", metavar="")] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a frame to .html or .svg. (default: the middle of the run)", metavar="FILE"
+        ),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option(help="Write the event log to .npz.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Step through an algorithm tile by tile, forward and back."""
+    """Step through an algorithm tile by tile, forward and back.
+
+    In a terminal arrow keys step, ? explains panels and keys, q quits; a pipe gets three frames.
+    """
     # Products of tiles are small: BLAS threads cost more than they give (30x on busy CPUs).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from flash_numba.checks import whole
@@ -123,6 +194,8 @@ def step(
     if export is not None:
         show.export(export, event if start is not None else telling(loaded.replay), frames or 1)
     elif plain or not is_terminal():
+        if demo and not plain:
+            show.introduce()
         show.print(event, 3 if frames is None else frames)
         if demo and not plain:
             print_comparison(source, direction)

@@ -7,16 +7,17 @@ from rich.text import Text
 from .glyphs import UNICODE, Glyphs
 from .grid_panel import grid_height
 from .moment import Moment
-from .panels import SECTIONS
-from .sections import Line, as_text, fitted, line_length
+from .panels import SECTIONS, algorithm_width
+from .sections import Line, as_text, fitted, folded, line_length
 
 MIN_WIDTH, MIN_HEIGHT = 40, 20
 TWO_COLUMNS = 76
 """From this width on the panels stand in two columns."""
 
-_KEYS = "g go to  space play  b break  r row  c compare  ? help"
-HINTS = f"←/→ event  ⇧←/⇧→ tile  {_KEYS}"
-ASCII_HINTS = f"arrows event  , . tile  {_KEYS}"
+_KEYS = ("←/→ event", "⇧←/→ tile", "g go to", "space play", "r row", "c compare")
+_ASCII_KEYS = ("arrows event", ", . tile", *_KEYS[2:])
+_MORE_KEYS = ("b break", "p program", "d direction", "h head", "t tensors", "z zoom")
+_LAST_KEYS = ("? help", "q quit")
 
 
 class TooSmall(ValueError):
@@ -36,9 +37,14 @@ def check_size(width: int, height: int, runs: int = 1) -> None:
         raise TooSmall(f"terminal needs {least}x{MIN_HEIGHT}, got {width}x{height}")
 
 
-def hint_line(glyphs: Glyphs) -> str:
-    """The keys worth knowing first."""
-    return HINTS if glyphs.unicode else ASCII_HINTS
+def hint_line(glyphs: Glyphs, width: int = 80) -> str:
+    """As many keys as there is room for, those worth knowing first before the others."""
+    keys: list[str] = []
+    for key in (*(_KEYS if glyphs.unicode else _ASCII_KEYS), *_MORE_KEYS):
+        if len("  ".join([*keys, key, *_LAST_KEYS])) > width - 2:
+            break
+        keys.append(key)
+    return "  ".join([*keys, *_LAST_KEYS])
 
 
 def frame(
@@ -56,7 +62,7 @@ def frame(
     width, height : int
     glyphs : Glyphs
     hints : str or None
-        A last line; None leaves it out.
+        The last line; None leaves it out. One too long covers the lines above it.
 
     Returns
     -------
@@ -98,7 +104,9 @@ def pair(
     ]
     lines = _beside(*columns)
     if hints is not None:
-        lines.append(fitted([(f" {hints}", "dim")], width, glyphs))
+        told = [f" {piece}" for piece in folded(hints, width - 2, glyphs)]
+        lines = lines[: height - len(told)]
+        lines += [fitted([(piece, "dim")], width, glyphs) for piece in told]
     return as_text(lines)
 
 
@@ -110,7 +118,7 @@ def _lines(moment: Moment, width: int, height: int, glyphs: Glyphs, most_tiles: 
         line = [(f" {glyphs.pointer} {moment.line}", "bold")]
         heights = _narrow_heights(moment, width, height - 1, most_tiles)
         return [*lines, fitted(line, width, glyphs), *_stack(moment, heights, width, glyphs)]
-    left = min(max(round(width * 0.37), 30), 72)
+    left = min(max(round(width * 0.37), min(algorithm_width(moment, glyphs), width - 50), 30), 72)
     tall = min(grid_height(moment, left), height - 9)
     where = _stack(moment, {"grid": tall, "algorithm": height - tall}, left, glyphs)
     what = _stack(moment, _right_heights(height, most_tiles), width - left, glyphs)
@@ -122,35 +130,38 @@ def _beside(*columns: list[Line]) -> list[Line]:
 
 
 def title(moment: Moment, width: int, glyphs: Glyphs = UNICODE) -> Line:
-    """What runs and where we are; what matters least goes first where room is short."""
+    """What runs and where we are; what matters least goes where room is short, and stays away."""
     meta, replay = moment.meta, moment.replay
     sizes = f"N {meta['seqlen_q']:,}"
     if meta["seqlen_k"] != meta["seqlen_q"]:
         sizes += f" M {meta['seqlen_k']:,}"
-    items = [
-        sizes,
-        f"d {meta['head_dim']}",
-        meta["dtype"],
-        f"tile {meta['tile_m']}x{meta['tile_n']}",
-        _mask(meta),
-        f"head {meta['head']}/{meta['num_heads']}" if meta["num_heads"] > 1 else "",
-    ]
-    items = [item for item in items if item]
-    where = (
-        f"tile {replay.steps.begun(moment.event)}/{len(replay.steps.stops)}  "
-        f"event {moment.event}/{len(replay) - 1}"
-    )
+    items = {
+        "sizes": sizes,
+        "head_dim": f"d {meta['head_dim']}",
+        "dtype": meta["dtype"],
+        "tiles": f"tiles {meta['tile_m']}x{meta['tile_n']}",
+        "mask": _mask(meta),
+        "head": f"head {meta['head']} of 0..{meta['num_heads'] - 1}",
+    }
+    if meta["num_heads"] == 1:
+        del items["head"]
+    tiles, events = len(replay.steps.stops), len(replay) - 1
+    form = "tile {}/{}  event {}/{}" if width >= TWO_COLUMNS else "{}/{}  ev {}/{}"
+    where = form.format(replay.steps.begun(moment.event), tiles, moment.event, events)
+    longest = len(form.format(tiles, tiles, events, events))
     name = f" {meta['program']}"
     if width >= TWO_COLUMNS or len(name) < 12:
         name += f" {meta['direction']}"
-    if width < TWO_COLUMNS:
-        where = where.replace("event", "ev").replace("tile ", "")
-    while True:
-        line: Line = [(name, "bold"), ("".join(f"  {item}" for item in items), "")]
+    for least in ("", "dtype", "head", "head_dim", "tiles", "mask", "sizes"):
+        items.pop(least, None)
+        line: Line = [(name, "bold"), ("".join(f"  {item}" for item in items.values() if item), "")]
+        if line_length(line, glyphs) + 2 + longest + 1 <= width:
+            break
+    gap = width - line_length(line, glyphs) - len(where) - 1
+    if gap < 1:
+        where = where.split("  ")[1]
         gap = width - line_length(line, glyphs) - len(where) - 1
-        if gap >= 2 or not items:
-            return [*line, (" " * max(gap, 1), ""), (where, "bold")]
-        items.pop()
+    return [*line, (" " * max(gap, 1), ""), (where, "bold")]
 
 
 def _mask(meta) -> str:

@@ -40,12 +40,14 @@ def grid_height(moment: Moment, width: int) -> int:
 
 def _title(whole: Grid, grid: Grid) -> str:
     rows, cols = whole.state.shape
+    if grid.zoom > 1 and all(whole.axes):
+        return f"{rows}x{cols} tiles, cell {grid.zoom}x{grid.zoom}"
     axes = {("query tiles", "key tiles"): f"tiles: {rows} query x {cols} key"}
     title = axes.get(whole.axes) or next(
         (f"{count} {axis}" for count, axis in zip((rows, cols), whole.axes, strict=True) if axis),
         "one block",
     )
-    return title + (f", {grid.zoom}x{grid.zoom} a cell" if grid.zoom > 1 else "")
+    return title + (f", {grid.zoom} a cell" if grid.zoom > 1 else "")
 
 
 def _header(grid: Grid, across: slice) -> Line:
@@ -59,7 +61,8 @@ def _header(grid: Grid, across: slice) -> Line:
             text = text.ljust(position) + label
             if len(label) > 1:
                 text += " "
-    return [(f"{'':>{LABEL}} {text.rstrip()}", "dim")]
+    corner = "Q\\K" if grid.axes[0] else "K"
+    return [(f"{corner:>{LABEL - 1}}  {text.rstrip()}", "dim")]
 
 
 def _row(grid: Grid, row: int, across: slice, glyphs: Glyphs) -> Line:
@@ -90,14 +93,12 @@ def _mark(state: int, partial: bool, glyphs: Glyphs) -> str:
 
 
 def _legend(grid: Grid, glyphs: Glyphs, short: bool) -> list[Line]:
-    part = f" {glyphs.mixed} part" if grid.zoom > 1 else ""
+    part = f" {glyphs.mixed}part" if grid.zoom > 1 else ""
     if short:
         cut = f"{glyphs.done_partial}{glyphs.todo_partial}"
         text = f"{glyphs.done}done {glyphs.now}now {glyphs.todo}to do {cut}cut {glyphs.skipped}skip"
         return [[(text + part, "dim")]]
-    first = f"{glyphs.done} done [{glyphs.now}]now {glyphs.todo} to do"
-    cut = f"{glyphs.done_partial}{glyphs.now_partial}{glyphs.todo_partial}"
-    second = f"{cut} cut by mask {glyphs.skipped} skipped"
-    if part:
-        second = f"{cut} cut {glyphs.skipped} skip{part}"
+    first = f"{glyphs.done}done {glyphs.now}now {glyphs.todo}to do {glyphs.skipped}skipped"
+    cut = f"{glyphs.done_partial} {glyphs.now_partial} {glyphs.todo_partial}"
+    second = f"{cut} cut by mask{part}" if part else f"{cut} same, cut by mask"
     return [[(first, "dim")], [(second, "dim")]]

@@ -19,7 +19,7 @@ class View:
     Attributes
     ----------
     row : int or None
-        The row followed; None = the middle row of the query tile at hand.
+        The row followed; None = as `rows.followed_row` chooses.
     zoom : int or None
         Tiles along a side of a grid cell; None = as many as make the grid fit.
     tensors : bool

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from ..events import LOAD
 from ..memory import describe
 from .glyphs import UNICODE, Glyphs
 from .grid_panel import grid_section
@@ -15,19 +16,19 @@ from .hbm_panel import hbm_section
 from .moment import Moment
 from .residency import Resident
 from .row_panel import row_section
-from .sections import Line, Section, as_text, in_columns, line_length
+from .sections import Line, Section, as_text, folded, in_columns, line_length
 
 HELP = {
-    "grid": "Which pairs of a query tile (down) and a key tile (across) are done, at hand, to do, "
-    "cut by the mask, or skipped by it.",
-    "sram": "The tiles that the thread block keeps in shared memory now, their bytes against the "
-    "GPU's capacity, and what it keeps in registers.",
+    "grid": "Pairs of a query tile (down) and a key tile (across): done, at hand, to do, each "
+    "whole or cut by the mask, or skipped because the mask hides all of it.",
+    "sram": "The tiles that the thread block keeps in shared memory, their bytes against what one "
+    "block can have on the GPU, and what it keeps in registers (fp32), by shape.",
     "algorithm": "The kernel at hand, line by line; the pointer marks the line that the last event "
-    "executed.",
-    "row": "One query row's numbers before and after this tile, with the arithmetic that leads "
-    "from one to the other.",
-    "hbm": "Elements moved to and from the GPU's large memory, so far and at the end, against the "
-    "closed form and against standard attention as its paper counts it (algorithm0).",
+    "belongs to.",
+    "row": "One query row before and after the key tile at hand: when its maximum m (row_max) "
+    "rises, its sum l (row_sum) and its O so far are multiplied with the rescale factor α.",
+    "hbm": "Elements moved between the GPU's large memory and the chip, so far and at the end, "
+    "against the closed form and standard attention as the paper counts it (algorithm0).",
 }
 """One sentence on every panel."""
 
@@ -42,26 +43,27 @@ def sram_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sec
         title = f"SRAM {_kib(used)} of {whole} KiB {_bar(used / capacity, 12, glyphs)}"
     tiles = moment.replay.residents(moment.event)
     lines: list[Line] = [_resident(tile, moment) for tile in tiles]
-    registers = _registers(moment.replay.registers(moment.event))
-    if len(lines) + 1 > height:
+    registers = _registers(moment.replay.registers(moment.event), width, glyphs)
+    if len(lines) + len(registers) > height:
         lines = in_columns([_short_resident(tile, moment) for tile in tiles], width, glyphs)
     if not lines:
         lines = [[("no tile is resident", "dim")]]
-    lines = lines[: max(height - 1, 1)]
-    lines.append(registers)
+    lines = [*lines[: max(height - len(registers), 1)], *registers]
     if len(lines) < height:
-        lines.append([(f"most resident so far {_kib(peak)} KiB", "dim")])
+        lines.append([(f"most at once so far {_kib(peak)} KiB", "dim")])
     return Section(title, lines)
 
 
 def _resident(tile: Resident, moment: Moment) -> Line:
-    size = f"{tile.name:<5}{describe(tile.shape):>8} {_kib(tile.nbytes):>7} KiB  "
+    size = f"{tile.name:<5}{describe(tile.shape):>8} {_kib(tile.nbytes):>6} KiB  "
+    loaded = moment.replay.columns["op"][tile.since] == LOAD
     if tile.since == moment.event:
         elements = moment.replay.columns["sram_store"][tile.since]
-        return [(size, "bold cyan"), (f"loaded now +{elements:,}", "bold cyan")]
+        now = f"loaded now +{elements:,}" if loaded else "made now"
+        return [(size, "bold cyan"), (now, "bold cyan")]
     if tile.since >= moment.step.start:
-        return [(size, ""), (f"since event {tile.since}", "")]
-    return [(size, ""), (f"kept since event {tile.since}", "dim")]
+        return [(size, ""), (f"{'loaded' if loaded else 'made'} in event {tile.since}", "")]
+    return [(size, ""), (f"kept from event {tile.since}", "dim")]
 
 
 def _short_resident(tile: Resident, moment: Moment) -> Line:
@@ -70,50 +72,41 @@ def _short_resident(tile: Resident, moment: Moment) -> Line:
     return [(f"{mark}{tile.name} {describe(tile.shape)} {_kib(tile.nbytes)}K", style)]
 
 
-def _registers(tiles: list[Resident]) -> Line:
+def _registers(tiles: list[Resident], width: int, glyphs: Glyphs) -> list[Line]:
     by_shape: dict[str, list[str]] = {}
     for tile in tiles:
         by_shape.setdefault(describe(tile.shape), []).append(tile.name)
-    text = "  ".join(f"{' '.join(names)} {shape}" for shape, names in by_shape.items())
-    return [("registers ", "dim"), (text or "none", "")]
+    text = "; ".join(f"{shape}: {', '.join(names)}" for shape, names in by_shape.items())
+    pieces = folded(f"registers {text or 'none'}", width, glyphs, indent=2)
+    return [[(piece, "")] for piece in pieces]
 
 
 def algorithm_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Section:
-    """Lines of the kernel at hand, the executed one marked and never cut off."""
+    """Lines of the kernel at hand, folded where they are too long, the executed one marked."""
     meta, kernel = moment.meta, moment.step.kernel
     here = moment.replay.line(moment.event)
     numbers = [i for i, k in enumerate(meta["line_kernels"]) if k == kernel]
     lines: list[Line] = []
     at = 0
     for number in numbers:
-        text = meta["lines"][number]
-        if number != here:
-            lines.append([(f"  {text}", "")])
-            continue
-        at = len(lines)
-        pieces = _folded(text, width - 2, glyphs)
-        lines += [
-            [(("  " if n else f"{glyphs.pointer} ") + p, "bold")] for n, p in enumerate(pieces)
-        ]
-    room = max(height - 1, 1)
+        mark, style = (f"{glyphs.pointer} ", "bold") if number == here else ("  ", "")
+        at = len(lines) if number == here else at
+        for piece in folded(meta["lines"][number], width - 2, glyphs, indent=2):
+            lines.append([(mark + piece, style)])
+            mark = "  "
+    event = folded(f"event: {moment.replay.describe(moment.event)}", width, glyphs, indent=2)
+    room = max(height - len(event), 1)
     start = min(max(at - room // 2, 0), max(len(lines) - room, 0))
     shown = lines[start : start + room]
-    shown.append([(f"event: {moment.replay.describe(moment.event)}", "italic")])
+    shown += [[(piece, "italic")] for piece in event]
     count = len(meta["kernels"])
     title = f"kernel: {meta['kernels'][kernel]}" + (f" ({kernel + 1}/{count})" if count > 1 else "")
     return Section(title, shown)
 
 
-def _folded(text: str, width: int, glyphs: Glyphs) -> list[str]:
-    """Words of a text on lines of at most `width` cells."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if line_length([(longer, "")], glyphs) <= width or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
+def algorithm_width(moment: Moment, glyphs: Glyphs) -> int:
+    """Cells, border and pointer included, in which no line of the algorithm needs folding."""
+    return 6 + max(line_length([(line, "")], glyphs) for line in moment.meta["lines"])
 
 
 SECTIONS = {

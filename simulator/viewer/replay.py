@@ -51,6 +51,7 @@ class Replay:
         self._sums = {name: np.cumsum(self.columns[name]) for name in SUMS}
         self._moves = self._index_tensors()
         self._visits = self._index_watched()
+        self._rises: dict[tuple[int, int], np.ndarray | None] = {}
         self._spans: dict[int, tuple[np.ndarray, np.ndarray, tuple[bool, bool]]] = {}
 
     def __len__(self) -> int:
@@ -170,6 +171,16 @@ class Replay:
     def visits(self, kernel: int, m_block: int) -> np.ndarray:
         """Events, ascending, after which the values of a query tile were kept."""
         return self._visits.get((kernel, m_block), np.zeros(0, np.int64))
+
+    def rises(self, kernel: int, m_block: int) -> np.ndarray | None:
+        """How often row_max rises after a row's first key; None if that is not known."""
+        if (kernel, m_block) not in self._rises:
+            kept = [self.log.watched[at] for at in self.visits(kernel, m_block).tolist()]
+            maxima = [values["row_max"] for values in kept if "row_max" in values]
+            before, after = np.array(maxima[:-1]), np.array(maxima[1:])
+            rises = ((after > before) & (before > -np.inf)).sum(axis=0) if maxima[1:] else None
+            self._rises[kernel, m_block] = rises
+        return self._rises[kernel, m_block]
 
     def writer(self, step: Step, names: tuple[str, ...]) -> int:
         """The event of a step that gives a tile its last value.

@@ -13,6 +13,9 @@ from .sections import Line, Section, line_length
 
 LABEL = 8
 
+CHANGE = 3
+"""Pieces that a number before and after takes; arithmetic may follow."""
+
 
 def row_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Section:
     """The row's values; as many digits as the width has room for."""
@@ -26,8 +29,7 @@ def row_section(moment: Moment, width: int, height: int, glyphs: Glyphs) -> Sect
     else:
         write = _writer(row)
         choices = [write(moment, digits) for digits in (5, 4, 3, 2)]
-        lines = [_fitting(same, width, glyphs) for same in zip(*choices, strict=True)]
-        lines = _broken_up(lines, width, glyphs)
+        lines = _laid_out(choices, width, height, glyphs)
     return Section(title, lines[:height])
 
 
@@ -43,7 +45,7 @@ def _where(moment: Moment) -> str:
         "waiting": "",
         "current": f", key tile {row.n_block}",
         "between": f", after key tile {row.n_block}",
-        "done": f", done (last key tile {row.n_block})",
+        "done": f", done, key tile {row.n_block}",
     }[row.status]
 
 
@@ -51,8 +53,8 @@ def _waiting(moment: Moment) -> list[str]:
     row = moment.row
     visits = moment.replay.visits(moment.step.kernel, row.m_block)
     if len(visits):
-        return [f"no key tile has met its query tile {row.m_block} yet"]
-    return ["this kernel meets no pair of tiles"]
+        return [f"query tile {row.m_block}: no key tile yet"]
+    return ["no numbers of a row in this kernel"]
 
 
 def forward_lines(moment: Moment, digits: int) -> list[Line]:
@@ -64,7 +66,7 @@ def forward_lines(moment: Moment, digits: int) -> list[Line]:
     lines = [_change("row_max", a, b, "row_max" in row.known, digits)]
     if "row_max" in row.known:
         exponent = number(a - b if a != b else 0.0, digits) if b != -math.inf else "-inf"
-        lines[0].append((f"  rescale e^({exponent}) = {factor}", ""))
+        lines[0].append((f"  rescale e^{exponent} = {factor}", ""))
     lines.append(_change("row_sum", c, d, "row_sum" in row.known, digits))
     if "row_sum" in row.known:
         lines[1].append((f" = {number(c, digits)}·{factor} + {number(row.added, digits)}", ""))
@@ -144,19 +146,22 @@ def number(value: float, digits: int, signed: bool = False) -> str:
     return f"({text})" if signed and text.startswith("-") else text
 
 
-def _fitting(lines: tuple[Line, ...], width: int, glyphs: Glyphs) -> Line:
-    """The first that fits of one line with fewer and fewer digits."""
-    fitting = (line for line in lines if line_length(line, glyphs) <= width)
-    return next(fitting, lines[-1])
+def _laid_out(choices: list[list[Line]], width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """Each line with as many digits as fit.
 
-
-def _broken_up(lines: list[Line], width: int, glyphs: Glyphs) -> list[Line]:
-    """Lines that are too long, with their last piece on a line of its own."""
+    Where none do, its last piece gets a line of its own. The arithmetic behind a change goes where
+    no line is left for it: the numbers matter more.
+    """
     result: list[Line] = []
-    for line in lines:
-        if line_length(line, glyphs) > width and len(line) > 1:
-            text, style = line[-1]
-            result += [line[:-1], [(f"  {text.strip()}", style)]]
-        else:
-            result.append(line)
+    room = height - len(choices[0])
+    for same in zip(*choices, strict=True):
+        fits = [line for line in same if line_length(line, glyphs) <= width]
+        if fits or len(same[0]) == 1:
+            result.append((fits or same)[0])
+            continue
+        *kept, (text, style) = same[0]
+        result.append(kept)
+        if room > 0 or len(kept) < CHANGE:
+            result.append([(f"  {text.strip()}", style)])
+            room -= 1
     return result

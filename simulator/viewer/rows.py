@@ -130,7 +130,11 @@ def row_at(replay: Replay, event: int, row: int) -> Row:
 
 
 def followed_row(replay: Replay, event: int) -> int:
-    """The row to show when none was picked: the middle one of the query tile at hand."""
+    """The row to show when none was picked, of the query tile at hand.
+
+    It is the one whose maximum rises most often, so that a rescale is seen, the first of several;
+    the middle row where the kernel at hand keeps no maximum or visits one tile.
+    """
     step, tile_m = replay.steps.at(event), replay.meta["tile_m"]
     m_block = step.m_block
     if m_block < 0:
@@ -139,7 +143,8 @@ def followed_row(replay: Replay, event: int) -> int:
         m_block = int(blocks[event + later[0]]) if later.size else int(max(blocks.max(), 0))
     first = m_block * tile_m
     rows = min(tile_m, replay.meta["seqlen_q"] - first)
-    return first + rows // 2
+    rises = replay.rises(step.kernel, m_block)
+    return first + (rows // 2 if rises is None else int(rises.argmax()))
 
 
 def max_changes(replay: Replay, row: int) -> np.ndarray:

@@ -64,6 +64,26 @@ def fitted(line: Line, width: int, glyphs: Glyphs, pad: bool = True) -> Line:
     return [*kept, (mark, "dim")] if width > 0 else []
 
 
+def folded(text: str, width: int, glyphs: Glyphs, indent: int = 0) -> list[str]:
+    """A text on lines of at most `width` cells, all but the first indented.
+
+    Where it is too long it breaks between its phrases, which two spaces part, then between words.
+    """
+    if line_length([(text, "")], glyphs) <= width:
+        return [text]
+    lines: list[str] = []
+    for phrase in text.split("  "):
+        line = " " * indent if lines else ""
+        for number, word in enumerate(phrase.split()):
+            longer = f"{line} {word}" if number else line + word
+            if number and line_length([(longer, "")], glyphs) > width:
+                lines.append(line)
+                longer = " " * indent + word
+            line = longer
+        lines.append(line)
+    return lines
+
+
 def as_text(lines: list[Line]) -> Text:
     """Lines as one rich renderable."""
     text = Text(no_wrap=True, overflow="crop")

@@ -10,8 +10,9 @@ from flash_numba.problem import Problem
 from flash_numba.tiling import Schedule
 
 from ..events import EventLog
+from ..hardware import H100, Gpu
 from ..programs import BROKEN, PROGRAMS
-from ..run import H100_SRAM_BYTES, simulate
+from ..run import simulate
 from .costs import Costs, costs_of
 from .replay import Replay
 
@@ -53,8 +54,8 @@ class Session:
     q, k, v : float arrays of shape (batch, seqlen, heads, head_dim)
     tile_m, tile_n : int
         Rows of a query tile and of a key tile.
-    sram_bytes : int
-        Capacity of SRAM.
+    gpu : Gpu
+        Whose SRAM.
     tokens : sequence of str, optional
         What each row stands for.
     seed : int
@@ -70,12 +71,17 @@ class Session:
         *,
         tile_m: int = 64,
         tile_n: int = 64,
-        sram_bytes: int | None = H100_SRAM_BYTES,
+        gpu: Gpu = H100,
         tokens=None,
         seed: int = 0,
     ):
         self.problem, self.arrays, self.tokens, self.seed = problem, (q, k, v), tokens, seed
-        self.options = {"tile_m": tile_m, "tile_n": tile_n, "sram_bytes": sram_bytes}
+        self.gpu = gpu
+        self.options = {
+            "tile_m": tile_m,
+            "tile_n": tile_n,
+            "sram_bytes": gpu.shared_bytes_per_block,
+        }
         self._runs: dict[tuple, Loaded] = {}
 
     def run(self, program: str, direction: str, head: int) -> Loaded:

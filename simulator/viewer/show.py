@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -49,10 +51,20 @@ class Show:
         view = self.view.but(row=moment.row.row)
         return [moment, Moment(other.replay, there, view, other.costs)]
 
+    def introduce(self) -> None:
+        """What the demo prints where it cannot be stepped through."""
+        program, direction, head = self.key
+        text = (
+            f"Head {head} of a transformer's layer over a paragraph of English: moments of "
+            f"{program} {direction}, then what it costs beside standard attention. In a terminal "
+            "you step through it."
+        )
+        print("\n".join(textwrap.wrap(text, _width())) + "\n")
+
     def print(self, event: int, frames: int) -> None:
         """Frames as plain lines."""
         replay = self.source.run(*self.key).replay
-        width = max(shutil.get_terminal_size((80, 24)).columns, 40)
+        width = _width()
         for number, at in enumerate(chosen_events(replay, frames, event)):
             for moment in self.moments(at):
                 text = plain_frame(moment, width, self.glyphs)
@@ -84,7 +96,13 @@ class Show:
             glyphs=self.glyphs,
             conditions=self.conditions,
         )
+        gc.collect()
+        gc.freeze()  # else a collection walks the whole log and a key waits 20 to 30 ms for it
         app.run(mouse=False)
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size((80, 24)).columns, 40)
 
 
 def is_terminal() -> bool:
@@ -110,6 +128,7 @@ def print_comparison(source: Session | Saved, direction: str) -> None:
         source.options["tile_n"],
         direction=direction,
         programs=choose(None, None),
+        gpu=source.gpu,
     )
     print()
     print_in_own_letters(found.table())

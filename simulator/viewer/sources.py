@@ -7,8 +7,9 @@ from pathlib import Path
 
 from flash_numba.problem import Problem
 
-from .. import cli, hardware, inputs
+from .. import hardware, inputs
 from ..events import EventLog
+from ..options import given_options, problem_of_sizes, window_of
 from .session import Saved, Session
 
 DEMO = {"tile_m": 64, "tile_n": 32, "causal": True, "head": 9}
@@ -30,8 +31,7 @@ def check_exclusive(sources: dict, sizes: dict, options: dict) -> None:
     stated = dict(sizes) if named else {}
     if "--replay" in named:
         stated |= options
-    given = [f"--{n.replace('_', '-')}" for n, value in stated.items() if value is not None]
-    if given:
+    if given := given_options(stated):
         raise ValueError(f"{named[0]} brings its own sizes, got {', '.join(given)} too")
 
 
@@ -52,7 +52,7 @@ def session(path, demo: bool, sizes: dict, options: dict, window, gpu: str | Non
     """
     tokens = None
     dtype = options["dtype"]
-    common = {"causal": bool(options["causal"]), "window": cli._window(window)}
+    common = {"causal": bool(options["causal"]), "window": window_of(window)}
     if demo:
         q, k, v, tokens = inputs.demo_input()
         problem = Problem.of(q, k, v, dtype=dtype or "fp16", **common)
@@ -60,10 +60,7 @@ def session(path, demo: bool, sizes: dict, options: dict, window, gpu: str | Non
         q, k, v = inputs.load_input(path, dtype=dtype)
         problem = Problem.of(q, k, v, **common)
     else:
-        sizes = dict(sizes, kv_heads=None, batch=None)
-        if sizes["seqlen"] is sizes["seqlen_q"] is sizes["seqlen_k"] is None:
-            sizes["seqlen"] = SEQLEN
-        problem = cli._problem_of(None, sizes, {"dtype": dtype or "fp16", **common})[0]
+        problem = problem_of_sizes(sizes, SEQLEN, dtype=dtype or "fp16", **common)
         q, k, v = inputs.random_input(problem)
     return Session(
         problem,
@@ -72,7 +69,7 @@ def session(path, demo: bool, sizes: dict, options: dict, window, gpu: str | Non
         v,
         tile_m=TILE_M if options["tile_m"] is None else options["tile_m"],
         tile_n=TILE_N if options["tile_n"] is None else options["tile_n"],
-        sram_bytes=hardware.get(gpu or "H100").shared_bytes_per_block,
+        gpu=hardware.get(gpu or "H100"),
         tokens=tokens,
     )
 

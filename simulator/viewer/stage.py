@@ -151,7 +151,8 @@ class Stage(App[None]):
             hints = f"playing, {SPEEDS[self.speed]} events/s (space pauses, + - speed)"
         if not hints and other is not None:
             hints = difference(moment, other) or ""
-        return pair(moment, other, width, height, self.glyphs, hints or hint_line(self.glyphs))
+        hints = hints or hint_line(self.glyphs, width)
+        return pair(moment, other, width, height, self.glyphs, hints)
 
     def refresh_frame(self) -> None:
         """Draw again."""

@@ -1,0 +1,352 @@
+"""PTX instructions that Numba lacks: one intrinsic an instruction, its CPU twin beside it.
+
+`intrinsic.emulate` is what the thread runner calls instead: the same operands, on NumPy arrays and
+scalars. Section numbers are those of NVIDIA's PTX ISA 9.0.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .numba_cuda import cgutils, intrinsic, ir, types
+
+F16, F32 = ir.HalfType(), ir.FloatType()
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+SHARED, GLOBAL = 3, 1
+
+
+def emulated_by(emulate, traffic: str = "") -> Any:
+    """Decorator: a typing function as an intrinsic with its CPU twin `emulate`.
+
+    `simulator.threads` says what `traffic` means.
+    """
+
+    def decorate(typing):
+        operation = intrinsic(typing)
+        operation.emulate, operation.traffic = emulate, traffic
+        operation.__doc__ = typing.__doc__
+        return operation
+
+    return decorate
+
+
+def _assembly(builder, text, constraints, args, result, side_effect=False):
+    """Call inline PTX; ``$0`` in `text` is the result, or the first operand if there is none."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=side_effect), args)
+
+
+def _pointer(context, builder, array_type, array, index_type, index):
+    """Address of ``array[index]``, neighbours in the last axis taken to be neighbours in memory."""
+    array = context.make_array(array_type)(context, builder, value=array)
+    parts = [
+        context.cast(builder, part, kind, types.intp)
+        for part, kind in zip(
+            cgutils.unpack_tuple(builder, index, len(index_type)), index_type, strict=True
+        )
+    ]
+    last = parts[-1]
+    parts[-1] = I64(0)
+    row = cgutils.get_item_pointer(context, builder, array_type, array, parts, wraparound=False)
+    return builder.gep(row, [last])
+
+
+def _vector_of(array_type):
+    """LLVM type of four neighbouring elements, and their bytes."""
+    if array_type.dtype == types.uint16:
+        return ir.VectorType(I16, 4), 8
+    return ir.VectorType(F32, 4), 16
+
+
+def _load4(array, index):
+    return array.load_vector(index, 4)
+
+
+def _store4(array, index, values):
+    array.store_vector(index, values)
+
+
+def _in_space(builder, pointer, kind, space):
+    """`pointer` as one to `kind` in address space `space`."""
+    return builder.addrspacecast(
+        builder.bitcast(pointer, kind.as_pointer()), ir.PointerType(kind, space)
+    )
+
+
+def _vector_load(space, doc) -> Any:
+    def typing(typingctx, array, index):
+        def codegen(context, builder, signature, args):
+            pointer = _pointer(context, builder, array, args[0], index, args[1])
+            vector, size = _vector_of(array)
+            loaded = builder.load(_in_space(builder, pointer, vector, space), align=size)
+            parts = [builder.extract_element(loaded, I32(i)) for i in range(4)]
+            return cgutils.pack_array(builder, parts)
+
+        return types.UniTuple(array.dtype, 4)(array, index), codegen
+
+    operation = emulated_by(_load4)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+def _vector_store(space, doc) -> Any:
+    def typing(typingctx, array, index, values):
+        def codegen(context, builder, signature, args):
+            pointer = _pointer(context, builder, array, args[0], index, args[1])
+            vector, size = _vector_of(array)
+            packed = ir.Constant(vector, ir.Undefined)
+            for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
+                packed = builder.insert_element(packed, value, I32(i))
+            builder.store(packed, _in_space(builder, pointer, vector, space), align=size)
+            return context.get_dummy_value()
+
+        return types.void(array, index, types.UniTuple(array.dtype, 4)), codegen
+
+    operation = emulated_by(_store4)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+load4 = _vector_load(
+    SHARED,
+    """``ld.shared.v4.f32`` (9.7.9.8): ``load4(array, index)``, four neighbours as a tuple.
+
+    16 bytes of the last axis from `index` on, on a 16-byte boundary.
+    """,
+)
+store4 = _vector_store(
+    SHARED, "``st.shared.v4.f32`` (9.7.9.11): ``store4(array, index, values)``; see `load4`."
+)
+load4_global = _vector_load(
+    GLOBAL,
+    """``ld.global.v4`` (9.7.9.8): as `load4`, from global memory; 8 bytes of 16-bit elements.""",
+)
+store4_global = _vector_store(GLOBAL, "``st.global.v4`` (9.7.9.11): see `load4_global`.")
+
+
+def _copy16_async(shared, to, source, index, valid):
+    _store4(shared, to, _load4(source, index) if valid else (np.float32(0),) * 4)
+
+
+@emulated_by(_copy16_async, traffic="cp.async")
+def copy16_async(typingctx, shared, to, source, index, valid):
+    """``cp.async.cg.shared.global`` (9.7.9.25.3.1): start a copy of four float32 to shared memory.
+
+    The data does not pass through registers. Where `valid` is False nothing is read and zeros are
+    written (source size 0). Needs cc 8.0; both addresses are multiples of 16 bytes.
+    """
+
+    def codegen(context, builder, signature, args):
+        target = _pointer(context, builder, shared, args[0], to, args[1])
+        origin = _pointer(context, builder, source, args[2], index, args[3])
+        target = builder.addrspacecast(target, ir.PointerType(F32, SHARED))
+        origin = builder.addrspacecast(origin, ir.PointerType(F32, GLOBAL))
+        size = builder.select(args[4], I32(16), I32(0))
+        operands = [builder.ptrtoint(target, I32), builder.ptrtoint(origin, I64), size]
+        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        _assembly(builder, text, "r,l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(shared, to, source, index, types.boolean), codegen
+
+
+def _no_operand(text, doc, traffic="") -> Any:
+    def typing(typingctx):
+        def codegen(context, builder, signature, args):
+            _assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    operation = emulated_by(lambda: None, traffic)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+copy_wait_all = _no_operand(
+    "cp.async.wait_all;",
+    "``cp.async.wait_all`` (9.7.9.25.3.3): wait for every copy that this thread started.",
+    "cp.async.wait_all",
+)
+
+
+def _unary(name, text, emulate, doc) -> Any:
+    def typing(typingctx, x):
+        def codegen(context, builder, signature, args):
+            x32 = context.cast(builder, args[0], x, types.float32)
+            return _assembly(builder, text, "=f,f", [x32], F32)
+
+        return types.float32(x), codegen
+
+    operation = emulated_by(emulate)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+exp2 = _unary(
+    "exp2",
+    "ex2.approx.ftz.f32 $0, $1;",
+    lambda x: np.exp2(np.float32(x)),
+    "``ex2.approx.ftz.f32`` (9.7.3.21): 2 to the power `x`, relative error 2**-22.",
+)
+
+
+@emulated_by(lambda x, y: np.fmax(np.float32(x), np.float32(y)))
+def larger(typingctx, x, y):
+    """``max.f32`` (9.7.3.12): the larger of two float32; a NaN loses to a number."""
+
+    def codegen(context, builder, signature, args):
+        operands = [
+            context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)
+        ]
+        return _assembly(builder, "max.f32 $0, $1, $2;", "=f,f,f", operands, F32)
+
+    return types.float32(x, y), codegen
+
+
+@emulated_by(lambda x, y: np.float32(x) * np.float32(y))
+def rounded_product(typingctx, x, y):
+    """``mul.rn.f32`` (9.7.3.5): ``x * y`` rounded, never fused with an addition that follows."""
+
+    def codegen(context, builder, signature, args):
+        operands = [
+            context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)
+        ]
+        return _assembly(builder, "mul.rn.f32 $0, $1, $2;", "=f,f,f", operands, F32)
+
+    return types.float32(x, y), codegen
+
+
+def _convert(doc, source, target, emulate, codegen) -> Any:
+    def typing(typingctx, x):
+        def build(context, builder, signature, args):
+            return codegen(builder, context.cast(builder, args[0], x, source))
+
+        return target(x), build
+
+    operation = emulated_by(emulate)(typing)
+    operation.__doc__ = doc
+    return operation
+
+
+float_from_half = _convert(
+    "``cvt.f32.f16`` (9.7.9.22): the float32 of the 16 bits of an fp16 number.",
+    types.uint16,
+    types.float32,
+    lambda x: np.float32(np.uint16(x).view(np.float16)),
+    lambda builder, x: builder.fpext(builder.bitcast(x, F16), F32),
+)
+half_from_float = _convert(
+    "``cvt.rn.f16.f32`` (9.7.9.22): the 16 bits of a float32 rounded to fp16.",
+    types.float32,
+    types.uint16,
+    lambda x: np.float32(x).astype(np.float16).view(np.uint16),
+    lambda builder, x: _assembly(builder, "cvt.rn.f16.f32 $0, $1;", "=h,f", [x], I16),
+)
+float_from_bits = _convert(
+    "``mov.b32`` (9.7.9.3): the float32 that has these 32 bits.",
+    types.uint32,
+    types.float32,
+    lambda x: np.uint32(x).view(np.float32),
+    lambda builder, x: builder.bitcast(x, F32),
+)
+bits_from_float = _convert(
+    "``mov.b32`` (9.7.9.3): the 32 bits of a float32.",
+    types.float32,
+    types.uint32,
+    lambda x: np.float32(x).view(np.uint32),
+    lambda builder, x: builder.bitcast(x, I32),
+)
+
+
+def _shared_tile(memory, start, shape):
+    count = int(np.prod(shape))
+    return memory[start : start + count].reshape(shape)
+
+
+@emulated_by(_shared_tile)
+def shared_tile(typingctx, memory, start, shape):
+    """A C-ordered array of `shape` inside a block's dynamic shared memory (no instruction).
+
+    Parameters
+    ----------
+    memory : 1-D array
+        ``cuda.shared.array(0, dtype)``.
+    start : int
+        Its first element.
+    shape : tuple of constant ints
+    """
+    result = types.Array(memory.dtype, len(shape), "C")
+
+    def codegen(context, builder, signature, args):
+        base = context.make_array(memory)(context, builder, value=args[0])
+        start_at = context.cast(builder, args[1], start, types.intp)
+        sizes = [
+            context.cast(builder, size, kind, types.intp)
+            for size, kind in zip(
+                cgutils.unpack_tuple(builder, args[2], len(shape)), shape, strict=True
+            )
+        ]
+        itemsize = context.get_abi_sizeof(context.get_data_type(memory.dtype))
+        strides, stride = [], I64(itemsize)
+        for size in reversed(sizes):
+            strides.insert(0, stride)
+            stride = builder.mul(stride, size)
+        tile = context.make_array(result)(context, builder)
+        context.populate_array(
+            tile,
+            data=builder.gep(base.data, [start_at]),
+            shape=cgutils.pack_array(builder, sizes),
+            strides=cgutils.pack_array(builder, strides),
+            itemsize=I64(itemsize),
+            meminfo=None,
+        )
+        return tile._getvalue()
+
+    return result(memory, start, shape), codegen
+
+
+def _element(context, builder, array, args, index):
+    """64-bit address of an element of an array in global memory."""
+    pointer = _pointer(context, builder, array, args[0], index, args[1])
+    origin = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, GLOBAL))
+    return builder.ptrtoint(origin, I64)
+
+
+@emulated_by(lambda array, index: array[index])
+def load_uncached(typingctx, array, index):
+    """``ld.global.cg.f32`` (9.7.9.1): an element from L2, which other blocks may have written."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        text = "ld.global.cg.f32 $0, [$1];"
+        return _assembly(builder, text, "=f,l,~{memory}", [address], F32, side_effect=True)
+
+    return types.float32(array, index), codegen
+
+
+@emulated_by(lambda array, index: int(array[index]), traffic="acquire")
+def load_acquire(typingctx, array, index):
+    """``ld.acquire.gpu.global.s32`` (9.7.9.8): what the writer wrote before is visible after it."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        text = "ld.acquire.gpu.global.s32 $0, [$1];"
+        return _assembly(builder, text, "=r,l,~{memory}", [address], I32, side_effect=True)
+
+    return types.int32(array, index), codegen
+
+
+@emulated_by(lambda array, index, value: array.__setitem__(index, value), traffic="release")
+def store_release(typingctx, array, index, value):
+    """``st.release.gpu.global.s32`` (9.7.9.11): all writes before it are visible with it."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        number = context.cast(builder, args[2], value, types.int32)
+        text = "st.release.gpu.global.s32 [$0], $1;"
+        operands = [address, number]
+        _assembly(builder, text, "l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), codegen

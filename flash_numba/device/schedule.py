@@ -1,0 +1,118 @@
+"""Which block works on what, and which tiles it visits: the simulator's schedule inside a kernel.
+
+`tiling.make_key_tiles` is the one function that decides; here it is compiled.
+"""
+
+from functools import cache
+
+from ..tiling import PARTIAL, SKIPPED, make_key_tiles, make_query_span
+from .functions import device_function
+from .numba_cuda import cuda, room
+
+
+@cache
+def make_key_tiles_room(key_range, exact: bool):
+    """`tiling.make_key_tiles` compiled for kernels."""
+    return room(make_key_tiles(device_function(key_range), exact))
+
+
+@room
+def block_of(batch_heads, blocks):
+    """``(batch * heads + head, block)``: heads side by side, the last block first.
+
+    With a causal mask the last query tile has the most to do: started first, it does not keep the
+    other multiprocessors waiting at the end. One grid axis, so that batch and heads may be many.
+    """
+    index = cuda.blockIdx.x
+    return index % batch_heads, blocks - 1 - index // batch_heads
+
+
+@cache
+def make_keys_of(listed: bool):
+    """Room ``keys_of(batch, seqlen_k, lengths)``: the sequence's own number of keys.
+
+    `lengths` is ``(int64 array of shape (batch,),)`` if `listed`, else ().
+    """
+
+    @room
+    def keys_of(batch, seqlen_k, lengths):
+        if listed:
+            return lengths[0][batch]
+        return seqlen_k
+
+    return keys_of
+
+
+@cache
+def make_tile_list(listed: bool):
+    """Rooms for a block list ``(int8 array of shape (batch, heads, query tiles, key tiles),)``.
+
+    ``next_key_tile(n_block, stop, m_block, batch, head, tiles)`` is the first listed key tile from
+    `n_block` on, or `stop`; ``is_partial(...)`` says whether the list wants it masked. Without a
+    list (`listed` False, `tiles` ()) every tile is listed.
+    """
+
+    @room
+    def next_key_tile(n_block, stop, m_block, batch, head, tiles):
+        if listed:
+            while n_block < stop and tiles[0][batch, head, m_block, n_block] == SKIPPED:
+                n_block += 1
+        return n_block
+
+    @room
+    def listed_partial(n_block, m_block, batch, head, tiles):
+        if listed:
+            return tiles[0][batch, head, m_block, n_block] == PARTIAL
+        return False
+
+    return next_key_tile, listed_partial
+
+
+@cache
+def make_query_walk(key_range, exact: bool, listed: bool, tile_m: int, tile_n: int):
+    """Rooms with which the owner of a key tile walks over the query tiles that visit it.
+
+    ``span(n_block, batch, head, seqlen_q, seqlen_k, aux) -> (start, stop)`` holds them all;
+    ``next_query_tile(m_block, stop, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles)`` is the
+    first of them from `m_block` on, or `stop`; ``turn_of(m_block, ...)`` says how many key tiles
+    the query tile visits before this one, ``is_partial(m_block, ...)`` whether to mask.
+    """
+    query_span = room(make_query_span(device_function(key_range)))
+    key_tiles = make_key_tiles_room(key_range, exact)
+    next_key_tile, listed_partial = make_tile_list(listed)
+
+    @room
+    def span(n_block, batch, head, seqlen_q, seqlen_k, aux):
+        return query_span(n_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)
+
+    @room
+    def next_query_tile(m_block, stop, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles):
+        while m_block < stop:
+            visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)
+            if visit.start <= n_block and n_block < visit.stop:
+                end = n_block + 1
+                if next_key_tile(n_block, end, m_block, batch, head, tiles) == n_block:
+                    return m_block
+            m_block += 1
+        return m_block
+
+    @room
+    def turn_of(m_block, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles):
+        visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)
+        if not listed:
+            return n_block - visit.start
+        turn = 0
+        earlier = next_key_tile(visit.start, n_block, m_block, batch, head, tiles)
+        while earlier < n_block:
+            turn += 1
+            earlier = next_key_tile(earlier + 1, n_block, m_block, batch, head, tiles)
+        return turn
+
+    @room
+    def is_partial(m_block, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles):
+        visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)
+        partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
+        partial |= (n_block + 1) * tile_n > seqlen_k
+        return partial | listed_partial(n_block, m_block, batch, head, tiles)
+
+    return span, next_query_tile, turn_of, is_partial

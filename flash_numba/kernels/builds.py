@@ -1,0 +1,195 @@
+"""Every kernel of a rung as something that can be compiled without a GPU.
+
+A `Build` names one kernel for one kind of problem and one compute capability; `listed_builds` are
+those that the guarded table covers.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import masks
+from ..arrays import DeviceArray
+from ..launch import argument_types, shared_limit, upload
+from ..problem import Problem
+from . import flash1, flash1_backward, flash2, flash2_backward, standard, standard_backward
+from .arguments import extra_values
+from .offline import Resources, assemble, compile_ptx
+from .spec import Spec, backward_tiles, forward_tiles
+from .standard_products import make_column_blocks, make_row_blocks
+from .standard_tiles import square_tiles
+
+ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0, "a"), (12, 0))
+"""Compute capabilities that the kernels are built for."""
+
+PROBLEMS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window and key lengths": {"window": (100, 0), "key_lengths": np.array([200])},
+    "ALiBi and dropout": {
+        "score_mods": (masks.alibi(np.ones((1, 1), np.float32), 0),),
+        "dropout_p": 0.1,
+    },
+}
+
+
+class Build(NamedTuple):
+    """One kernel to compile.
+
+    Attributes
+    ----------
+    rung, direction : str
+        Name of a rung; "forward" or "backward", with the kernel's name where there are more:
+        "forward S".
+    dtype : str
+        A key of `problem.DTYPES`.
+    head_dim : int
+    kind : str
+        A key of `PROBLEMS`.
+    cc : tuple
+        One of `ARCHITECTURES`.
+    """
+
+    rung: str
+    direction: str
+    dtype: str
+    head_dim: int
+    kind: str
+    cc: tuple
+
+
+class _Nowhere(NamedTuple):
+    """A device array at address 0, to describe an argument."""
+
+    shape: tuple
+    typestr: str
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": self.typestr, "data": (0, False), "version": 3}
+
+
+def _array(dtype: str, axes: int) -> DeviceArray:
+    return DeviceArray(0, (1,) * axes, (0,) * axes, dtype)
+
+
+STANDARD = ("forward S", "forward softmax", "forward O")
+STANDARD += ("backward S", "backward dV", "backward dP", "backward dS", "backward dQ")
+"""Kernels of the standard rung; dK is dV's, without dropout."""
+
+
+def listed_builds() -> Iterator[Build]:
+    """The builds of the guarded table."""
+    for direction in ("forward", "backward"):
+        for cc in ARCHITECTURES:
+            for head_dim in (64, 128):
+                yield Build("flash2", direction, "fp32", head_dim, "causal", cc)
+            yield Build("flash2", direction, "fp32", 256, "full", cc)
+        for dtype in ("fp16", "bf16"):
+            yield Build("flash2", direction, dtype, 128, "causal", (9, 0, "a"))
+        for head_dim in (64, 128):
+            yield Build("flash2", direction, "fp32", head_dim, "full", (9, 0, "a"))
+        for kind in ("window and key lengths", "ALiBi and dropout"):
+            yield Build("flash2", direction, "fp32", 64, kind, (9, 0, "a"))
+    yield from _simple_builds()
+
+
+def _simple_builds() -> Iterator[Build]:
+    """flash1 and standard: every kernel for the oldest architecture and the one that is run."""
+    wide = "window and key lengths", "ALiBi and dropout"
+    for direction in ("forward", "backward"):
+        for cc in ((7, 5), (9, 0, "a")):
+            for head_dim in (64, 128, 256):
+                yield Build("flash1", direction, "fp32", head_dim, "causal", cc)
+        yield Build("flash1", direction, "bf16", 64, "causal", (9, 0, "a"))
+        for kind in wide:
+            yield Build("flash1", direction, "fp32", 64, kind, (9, 0, "a"))
+    for kernel in STANDARD:
+        for cc in ((7, 5), (9, 0, "a")):
+            yield Build("standard", kernel, "fp32", 128, "causal", cc)
+        yield Build("standard", kernel, "fp16", 64, "ALiBi and dropout", (9, 0, "a"))
+    for kernel in ("forward S", "forward O", "backward dV", "backward dP"):
+        yield Build("standard", kernel, "fp32", 256, "full", (9, 0, "a"))
+
+
+def prepare(build: Build):
+    """Kernel, signature and dynamic shared memory of a build."""
+    problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **PROBLEMS[build.kind])
+    kernel, tiles, shared_bytes, arguments, used = _PREPARE[build.rung](problem, build)
+    values = extra_values(problem, *tiles)
+    extra, _ = upload(values, lambda array: _Nowhere(array.shape, array.dtype.str))
+    arguments = (*arguments, *(extra[_EXTRA.index(name)] for name in used))
+    return kernel, tuple(map(argument_types, arguments)), shared_bytes
+
+
+_EXTRA = ("mask_aux", "range_aux", "score_aux", "lengths", "listed", "dropout")
+
+
+def _flash2(problem: Problem, build: Build):
+    spec, cc = Spec.of(problem, True), build.cc[:2]
+    four, vector = _array(build.dtype, 4), _array("fp32", 3)
+    if build.direction == "forward":
+        tiles = forward_tiles(spec, cc, shared_limit(cc))
+        kernel = flash2.make_forward(spec, tiles)
+        arguments = (four, four, four, four, vector, 1.0, 1.0)
+    else:
+        tiles = backward_tiles(spec, cc, shared_limit(cc))
+        kernel = flash2_backward.make_backward(spec, tiles)
+        turns = _array("int32", 3), _array("int32", 1)
+        arguments = (four, four, four, four, vector, vector, _array("fp32", 4), four, four, *turns)
+        arguments += (1.0, 1.0, 1.0)
+    return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
+
+
+def _flash1(problem: Problem, build: Build):
+    spec, cc = Spec.of(problem, False), build.cc[:2]
+    four, sums, vector = _array(build.dtype, 4), _array("fp32", 4), _array("fp32", 3)
+    if build.direction == "forward":
+        tiles = flash1.chosen_tiles(spec, cc)
+        kernel = flash1.make_forward(spec, tiles)
+        arguments = (four, four, four, sums, vector, vector, vector, 1.0)
+    else:
+        tiles = flash1_backward.chosen_tiles(spec, cc)
+        kernel = flash1_backward.make_backward(spec, tiles, False)
+        arguments = (four, four, four, four, four, vector, (), sums, four, four, 1.0)
+    return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
+
+
+def _standard(problem: Problem, build: Build):
+    spec, d, limit = standard.plain_spec(problem), build.head_dim, shared_limit(build.cc[:2])
+    tiles = square_tiles(d, d, limit)
+    four, matrix, vector = _array(build.dtype, 4), _array("fp32", 4), _array("fp32", 3)
+    name = build.direction.split()[1]
+    shared_bytes = 0 if name in ("softmax", "dS") else tiles.shared_bytes(d)
+    lengths, product = spec.has_lengths, (build.dtype, d, tiles, spec.has_lengths)
+    used = ("lengths", "dropout")
+    if name == "S":
+        slopes = (matrix,) if build.direction == "backward S" else ()
+        kernel = standard.make_scores(spec, tiles, bool(slopes))
+        arguments, used = (four, four, matrix, slopes, 1.0), ("mask_aux", "score_aux", "lengths")
+    elif name == "softmax":
+        kernel = standard.make_softmax(tiles, lengths)
+        arguments, used = (matrix, matrix, vector), ("lengths",)
+    elif name == "O":
+        kernel, arguments = make_row_blocks(*product, spec.has_dropout), (matrix, four, four)
+    elif name == "dV":
+        kernel, arguments = make_column_blocks(*product, spec.has_dropout), (matrix, four, four)
+    elif name == "dP":
+        kernel = standard_backward.make_weight_gradients(*product, spec.has_dropout)
+        arguments = (four, four, matrix)
+    elif name == "dS":
+        kernel = standard_backward.make_score_gradients(tiles, lengths, True, bool(spec.changes))
+        arguments, used = (matrix, matrix, matrix, (vector,), 1.0), ("lengths",)
+    else:
+        kernel, arguments = make_row_blocks(*product, False), (matrix, four, four)
+    return kernel, (tiles.tile, tiles.tile), shared_bytes, arguments, used
+
+
+_PREPARE = {"flash2": _flash2, "flash1": _flash1, "standard": _standard}
+
+
+def resources(build: Build) -> Resources:
+    """Compile and assemble a build."""
+    kernel, signature, _ = prepare(build)
+    return assemble(compile_ptx(kernel, signature, build.cc), build.cc)

@@ -1,0 +1,116 @@
+"""Compiling kernels without a GPU: to PTX with Numba, to machine code where ptxas is."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from ..device.numba_cuda import cuda
+
+
+class Resources(NamedTuple):
+    """What ptxas reports of one kernel, a thread if not said otherwise.
+
+    Attributes
+    ----------
+    registers : int
+    spill_bytes : int
+        Stored and loaded again because registers ran out.
+    stack_bytes : int
+        Local memory: arrays that are not in registers.
+    """
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+@contextmanager
+def _pretend(cc):
+    """Numba asks the current device for its capability when it compiles a device function."""
+    modules: list[Any] = [
+        import_module(f"numba.cuda.{name}") for name in ("compiler", "dispatcher")
+    ]
+    kept = [module.get_current_device for module in modules]
+    try:
+        for module in modules:
+            module.get_current_device = lambda: SimpleNamespace(compute_capability=cc[:2])
+        yield
+    finally:
+        for module, function in zip(modules, kept, strict=True):
+            module.get_current_device = function
+
+
+def compile_ptx(kernel, signature, cc: tuple) -> str:
+    """PTX of a kernel for compute capability `cc`, such as (8, 0) or (9, 0, "a").
+
+    Parameters
+    ----------
+    kernel : numba kernel
+    signature : tuple of Numba types
+        See `launch.argument_types`.
+    """
+    with _pretend(cc):
+        ptx, _ = cuda.compile(
+            kernel.py_func,
+            signature,
+            device=False,
+            abi="numba",
+            cc=cc,
+            launch_bounds=kernel.targetoptions.get("launch_bounds"),
+        )
+    return ptx
+
+
+def find_ptxas() -> str | None:
+    """Path of the assembler: the one installed with the compiler's wheels, else on the PATH."""
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    return find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
+
+
+def ptxas_release() -> str | None:
+    """CUDA release of that assembler, such as ``13.0``; None without one."""
+    ptxas = find_ptxas()
+    if ptxas is None:
+        return None
+    text = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"release (\d+\.\d+)", text)[0]
+
+
+def assemble(ptx: str, cc: tuple) -> Resources:
+    """Assemble PTX with `find_ptxas`.
+
+    Raises
+    ------
+    FileNotFoundError
+        Without ptxas.
+    RuntimeError
+        With the assembler's message if it fails.
+    """
+    ptxas = find_ptxas()
+    if ptxas is None:
+        raise FileNotFoundError("ptxas must be installed (pip install nvidia-cuda-nvcc)")
+    arch = "sm_" + "".join(str(part) for part in cc)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        command = [ptxas, f"-arch={arch}", "-v", str(source), "-o", str(source.with_suffix(".o"))]
+        run = subprocess.run(command, capture_output=True, text=True)
+    report = run.stdout + run.stderr
+    if run.returncode != 0:
+        raise RuntimeError(f"ptxas -arch={arch} failed: {report}")
+
+    def number(pattern) -> int:
+        return int(re.findall(pattern, report)[0])
+
+    return Resources(
+        number(r"Used (\d+) registers"),
+        number(r"(\d+) bytes spill stores"),
+        number(r"(\d+) bytes stack frame"),
+    )

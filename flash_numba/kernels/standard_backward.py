@@ -1,0 +1,218 @@
+"""standard backward: a kernel an operation, P, dP and dS whole in global memory.
+
+dV = Pᵀ dO, dP = dO Vᵀ, dS = P∘(dP - rowsum(P∘dP)), dQ = dS K, dK = dSᵀ Q. Nothing is kept from
+the forward pass, so its first two kernels run again before these five. The simulator's program
+`tiled` counts these.
+
+References
+----------
+Dao et al., "FlashAttention", NeurIPS 2022, Algorithm 3.
+"""
+
+from functools import cache
+
+from ..arrays import DeviceArray, contiguous
+from ..device.dropout import make_drop_weights
+from ..device.numba_cuda import cuda, kernel, room, types
+from ..device.plain_copies import make_load_rows, make_load_transposed, make_store_matrix
+from ..device.products import make_multiply_transposed, make_place
+from ..device.ptx import shared_tile
+from ..device.schedule import block_of, make_keys_of
+from ..device.warp_rows import WARP, sum_of_warp
+from ..launch import launch
+from ..problem import Problem
+from ..scores import check_differentiable
+from ..tiling import ceil_div
+from .arguments import extra_arguments
+from .spec import padded
+from .standard import chosen_tiles, launch_weights
+from .standard_products import make_column_blocks, make_row_blocks
+from .standard_tiles import LANES, THREAD_ROWS, SquareTiles, matrix, matrix_bytes
+
+
+@cache
+def make_weight_gradients(
+    dtype: str, head_dim_v: int, tiles: SquareTiles, has_lengths: bool, has_dropout: bool
+):
+    """The dP kernel.
+
+    Returns
+    -------
+    kernel
+        ``standard_dP(dO, V, dP, lengths, dropout)``: dO and V of shape (batch, seqlen, heads,
+        head_dim_v); dP (batch, num_heads, seqlen_q, seqlen_k) float32 is written.
+
+    Notes
+    -----
+    Reads a tile of dO and one of V for each tile of dP.
+    """
+    tile, tn, threads = tiles.tile, tiles.thread_n, tiles.threads
+    depth = tiles.depth(head_dim_v)
+
+    place = make_place(LANES)
+    keys_of = make_keys_of(has_lengths)
+    load_do = make_load_transposed(dtype, depth, tile, threads)
+    load_v = make_load_rows(dtype, depth, tile, tn, threads)
+    product = make_multiply_transposed(THREAD_ROWS, tn, depth)
+    drop_weights = make_drop_weights(has_dropout, THREAD_ROWS, tn)
+    store = make_store_matrix(THREAD_ROWS, tn)
+    do_shape, v_shape, v_at = (depth, tile), (LANES, tn * depth + 4), depth * tile
+
+    @kernel(threads)
+    def standard_dP(dO, V, dP, lengths, dropout):
+        tid = types.uint32(cuda.threadIdx.x)
+        row_group, lane = place(tid)
+        seqlen_q, num_heads = dO.shape[1], dO.shape[2]
+        m_blocks, n_blocks = (seqlen_q + tile - 1) // tile, (V.shape[1] + tile - 1) // tile
+        batch_head, block = block_of(dO.shape[0] * num_heads, m_blocks * n_blocks)
+        batch, head = batch_head // num_heads, batch_head % num_heads
+        seqlen_k = keys_of(batch, V.shape[1], lengths)
+        kv_head = head // (num_heads // V.shape[2])
+        m_block, n_block = block // n_blocks, block % n_blocks
+        if n_block * tile >= seqlen_k:
+            return
+
+        memory = cuda.shared.array(0, types.float32)
+        sdO, sV = shared_tile(memory, 0, do_shape), shared_tile(memory, v_at, v_shape)
+        rdP = cuda.local.array((THREAD_ROWS, tn), types.float32)
+        first_q, first_k = m_block * tile + row_group * THREAD_ROWS, n_block * tile + lane * tn
+        load_do(sdO, dO[batch, :, head], m_block * tile, seqlen_q, tid)
+        load_v(sV, V[batch, :, kv_head], n_block * tile, seqlen_k, tid)
+        cuda.syncthreads()
+        product(rdP, sdO, sV, row_group, lane)
+        drop_weights(rdP, first_q, first_k, batch_head, dropout)
+        store(dP[batch, head], rdP, first_q, seqlen_q, first_k, seqlen_k)
+
+    return standard_dP
+
+
+@cache
+def make_score_gradients(tiles: SquareTiles, has_lengths: bool, has_dlse: bool, has_slopes: bool):
+    """The dS kernel.
+
+    Returns
+    -------
+    kernel
+        ``standard_dS(P, dP, dS, dLSE, scale, lengths)``: P, dP, dS (batch, num_heads, seqlen_q,
+        seqlen_k) float32; dLSE ``(array (batch, num_heads, seqlen_q),)`` if `has_dlse`, else ().
+        dS is written; with `has_slopes` it holds the derivative of the score changes before.
+        A block owns a query tile, a warp a row.
+
+    Notes
+    -----
+    Reads P and dP twice, writes dS once. dS is 0 wherever P is 0.
+    """
+    tile, warps = tiles.tile, tiles.threads // WARP
+    keys_of = make_keys_of(has_lengths)
+
+    @room
+    def start(dLSE, batch, head, row):
+        if has_dlse:
+            return -dLSE[0][batch, head, row]
+        return types.float32(0)
+
+    @kernel(tiles.threads)
+    def standard_dS(P, dP, dS, dLSE, scale, lengths):
+        tid = types.uint32(cuda.threadIdx.x)
+        warp, lane = tid // WARP, tid % WARP
+        seqlen_q, num_heads = P.shape[2], P.shape[1]
+        batch_head, m_block = block_of(P.shape[0] * num_heads, (seqlen_q + tile - 1) // tile)
+        batch, head = batch_head // num_heads, batch_head % num_heads
+        seqlen_k = keys_of(batch, P.shape[3], lengths)
+        gP, gdP, gdS = P[batch, head], dP[batch, head], dS[batch, head]
+        row, stop = m_block * tile + warp, min((m_block + 1) * tile, seqlen_q)
+        while row < stop:
+            total = start(dLSE, batch, head, row) if lane == 0 else types.float32(0)
+            column = types.int64(lane)
+            while column < seqlen_k:
+                total += gP[row, column] * gdP[row, column]
+                column += WARP
+            delta = sum_of_warp(total)
+            column = types.int64(lane)
+            while column < seqlen_k:
+                p, dp = gP[row, column], gdP[row, column]
+                ds = p * (dp - delta) if p != 0 else types.float32(0)
+                if has_slopes:
+                    slope = gdS[row, column]
+                    ds = ds * slope if ds != 0 else types.float32(0)
+                gdS[row, column] = scale * ds
+                column += WARP
+            row += warps
+
+    return standard_dS
+
+
+def workspace(problem: Problem) -> tuple[int, ...]:
+    """Bytes that `backward` needs: P, dP and dS in float32, and an lse that nobody reads."""
+    rows = 4 * problem.batch * problem.num_heads * problem.seqlen_q
+    return *(matrix_bytes(problem) for _ in range(3)), padded(rows, 16)
+
+
+def backward(
+    problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
+):
+    """Run the backward pass on arrays in GPU memory.
+
+    Parameters
+    ----------
+    problem : Problem
+    q, k, v
+        As `standard.forward` read them.
+    out, lse
+        Not read: P is found again from q and k.
+    dout : device array (batch, seqlen_q, num_heads, head_dim_v)
+    dq, dk, dv : device arrays like `q`, `k`, `v`, or None
+        Written; None = not wanted.
+    memory : device array
+        At least ``sum(workspace(problem))`` bytes on a 16-byte boundary; its content is lost.
+    dlse : device array (batch, num_heads, seqlen_q), optional
+        Gradient of lse.
+    stream : int
+        CUDA stream handle.
+    d_aux : sequence
+        Must hold None only: gradients of the score changes' tensors are not computed here.
+
+    Raises
+    ------
+    ValueError
+        If a score change has no derivative, or `d_aux` asks for gradients.
+    """
+    check_differentiable(problem)
+    if any(total is not None for total in d_aux):
+        raise ValueError("standard computes no gradients of score changes: d_aux must be all None")
+    q, k, v, dout = map(DeviceArray.of, (q, k, v, dout))
+    start, size = DeviceArray.of(memory).pointer, matrix_bytes(problem)
+    P, dP, dS = (matrix(start + part * size, problem) for part in range(3))
+    spare = contiguous(start + 3 * size, problem.shapes["lse"], "fp32")
+    slopes = (dS,) if problem.score_mods else ()
+    launch_weights(problem, q, k, dP, P, spare, slopes, stream)  # S lies where dP will
+
+    tiles = chosen_tiles(problem)
+    *_, lengths, _, dropout = extra_arguments(problem, tiles.tile, tiles.tile)
+    has_lengths, has_dropout = problem.key_lengths is not None, problem.dropout_p > 0
+    m_blocks = ceil_div(problem.seqlen_q, tiles.tile)
+    n_blocks = ceil_div(problem.seqlen_k, tiles.tile)
+    heads = problem.batch * problem.num_heads
+    rows, columns = heads * m_blocks, problem.batch * problem.num_kv_heads * n_blocks
+
+    def run(kernel, blocks, width, *arguments):
+        shared_bytes = tiles.shared_bytes(width) if width else 0
+        launch(kernel, blocks, tiles.threads, shared_bytes, arguments, stream)
+
+    d, dv_columns, dtype = problem.head_dim, problem.head_dim_v, problem.dtype
+    if dv is not None:
+        kernel = make_column_blocks(dtype, dv_columns, tiles, has_lengths, has_dropout)
+        run(kernel, columns, dv_columns, P, dout, DeviceArray.of(dv), lengths, dropout)
+    if dq is None and dk is None:
+        return
+    kernel = make_weight_gradients(dtype, dv_columns, tiles, has_lengths, has_dropout)
+    run(kernel, heads * m_blocks * n_blocks, dv_columns, dout, v, dP, lengths, dropout)
+    kernel = make_score_gradients(tiles, has_lengths, dlse is not None, bool(slopes))
+    given = () if dlse is None else (DeviceArray.of(dlse),)
+    run(kernel, rows, 0, P, dP, dS, given, problem.softmax_scale, lengths)
+    if dq is not None:
+        kernel = make_row_blocks(dtype, d, tiles, has_lengths, False)
+        run(kernel, rows, d, dS, k, DeviceArray.of(dq), lengths, ())
+    if dk is not None:
+        kernel = make_column_blocks(dtype, d, tiles, has_lengths, False)
+        run(kernel, columns, d, dS, q, DeviceArray.of(dk), lengths, ())

@@ -1,0 +1,137 @@
+"""The products of standard attention with a matrix in global memory: out = A B and out = Aᵀ B.
+
+As a matrix library would tile them. A is P, dS of shape (batch, num_heads, seqlen_q, seqlen_k)
+float32; B and out have the layout (batch, seqlen, heads, columns).
+"""
+
+from functools import cache
+
+from ..device.copies import make_store_rows
+from ..device.dropout import make_drop_tile
+from ..device.gradients import make_clear
+from ..device.numba_cuda import cuda, kernel, types
+from ..device.plain_copies import make_load_rows, make_load_transposed
+from ..device.products import make_multiply_add, make_place
+from ..device.ptx import shared_tile
+from ..device.schedule import block_of, make_keys_of
+from .standard_tiles import LANES, THREAD_ROWS, SquareTiles
+
+
+@cache
+def make_row_blocks(
+    dtype: str, columns: int, tiles: SquareTiles, has_lengths: bool, has_dropout: bool
+):
+    """Kernel ``row_blocks(A, B, Out, lengths, dropout)``: ``Out_i = sum_j A_ij B_j``.
+
+    O = P V and dQ = dS K; a block owns a query tile. B has kv heads, Out query heads, both `dtype`
+    elements and `columns` columns. With `has_dropout` weights of A are dropped.
+
+    Notes
+    -----
+    Reads A once and B once a query tile, writes Out once.
+    """
+    tile, group, threads = tiles.tile, tiles.thread_n, tiles.threads
+    depth = tiles.depth(columns)
+    thread_columns = depth // LANES
+
+    place = make_place(LANES)
+    keys_of = make_keys_of(has_lengths)
+    load_a = make_load_transposed("fp32", tile, tile, threads)
+    load_b = make_load_rows(dtype, depth, tile, group, threads)
+    drop_tile = make_drop_tile(has_dropout, tile, group, True, threads)
+    clear = make_clear(THREAD_ROWS, thread_columns)
+    add_product = make_multiply_add(THREAD_ROWS, thread_columns, LANES, group, depth)
+    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, False)
+    b_at = tile * tile
+    square, grouped, b_shape = (tile, tile), (LANES, group * tile), (LANES, group * depth + 4)
+
+    @kernel(threads)
+    def row_blocks(A, B, Out, lengths, dropout):
+        tid = types.uint32(cuda.threadIdx.x)
+        row_group, lane = place(tid)
+        seqlen_q, num_heads = Out.shape[1], Out.shape[2]
+        batch_head, m_block = block_of(Out.shape[0] * num_heads, (seqlen_q + tile - 1) // tile)
+        batch, head = batch_head // num_heads, batch_head % num_heads
+        seqlen_k = keys_of(batch, B.shape[1], lengths)
+        gB = B[batch, :, head // (num_heads // B.shape[2])]
+        first_q = m_block * tile
+
+        memory = cuda.shared.array(0, types.float32)
+        sAT, sA = shared_tile(memory, 0, square), shared_tile(memory, 0, grouped)
+        sB = shared_tile(memory, b_at, b_shape)
+        acc = cuda.local.array((THREAD_ROWS, thread_columns), types.float32)
+        clear(acc)
+        first_k = 0
+        while first_k < seqlen_k:
+            load_a(sAT, A[batch, head, :, first_k:seqlen_k], first_q, seqlen_q, tid)
+            load_b(sB, gB, first_k, seqlen_k, tid)
+            drop_tile(sAT, first_q, first_k, batch_head, dropout, tid)
+            cuda.syncthreads()
+            add_product(acc, sA, sB, tile, row_group, lane)
+            cuda.syncthreads()
+            first_k += tile
+        row = first_q + row_group * THREAD_ROWS
+        store(Out[batch, :, head], acc, row, seqlen_q, lane, types.float32(1))
+
+    return row_blocks
+
+
+@cache
+def make_column_blocks(
+    dtype: str, columns: int, tiles: SquareTiles, has_lengths: bool, has_dropout: bool
+):
+    """Kernel ``column_blocks(A, B, Out, lengths, dropout)``: ``Out_j = sum_i A_ijᵀ B_i``.
+
+    dV = Pᵀ dO and dK = dSᵀ Q; a block owns a key tile and sums over the query heads that share its
+    kv head. B has query heads, Out kv heads; the rest is as for `make_row_blocks`.
+
+    Notes
+    -----
+    Reads A once and B once a key tile, writes Out once.
+    """
+    tile, group, threads = tiles.tile, tiles.thread_n, tiles.threads
+    depth = tiles.depth(columns)
+    thread_columns = depth // LANES
+
+    place = make_place(LANES)
+    keys_of = make_keys_of(has_lengths)
+    load_a = make_load_rows("fp32", tile, tile, group, threads)
+    load_b = make_load_rows(dtype, depth, tile, group, threads)
+    drop_tile = make_drop_tile(has_dropout, tile, group, False, threads)
+    clear = make_clear(THREAD_ROWS, thread_columns)
+    add_product = make_multiply_add(THREAD_ROWS, thread_columns, LANES, group, depth)
+    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, False)
+    a_shape, b_shape = (LANES, group * tile + 4), (LANES, group * depth + 4)
+    b_at = LANES * (group * tile + 4)
+
+    @kernel(threads)
+    def column_blocks(A, B, Out, lengths, dropout):
+        tid = types.uint32(cuda.threadIdx.x)
+        row_group, lane = place(tid)
+        kv_heads, num_heads, seqlen_q = Out.shape[2], B.shape[2], B.shape[1]
+        index, n_block = block_of(Out.shape[0] * kv_heads, (Out.shape[1] + tile - 1) // tile)
+        batch, kv_head = index // kv_heads, index % kv_heads
+        seqlen_k = keys_of(batch, Out.shape[1], lengths)
+        sharing = num_heads // kv_heads
+        first_k = n_block * tile
+
+        memory = cuda.shared.array(0, types.float32)
+        sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
+        acc = cuda.local.array((THREAD_ROWS, thread_columns), types.float32)
+        clear(acc)
+        if first_k < seqlen_k:
+            for head in range(kv_head * sharing, (kv_head + 1) * sharing):
+                gA, gB = A[batch, head, :, first_k:seqlen_k], B[batch, :, head]
+                first_q = 0
+                while first_q < seqlen_q:
+                    load_a(sA, gA, first_q, seqlen_q, tid)
+                    load_b(sB, gB, first_q, seqlen_q, tid)
+                    drop_tile(sA, first_q, first_k, batch * num_heads + head, dropout, tid)
+                    cuda.syncthreads()
+                    add_product(acc, sA, sB, tile, row_group, lane)
+                    cuda.syncthreads()
+                    first_q += tile
+        row = first_k + row_group * THREAD_ROWS
+        store(Out[batch, :, kv_head], acc, row, Out.shape[1], lane, types.float32(1))
+
+    return column_blocks

@@ -1,0 +1,107 @@
+"""Builds the two functions through which a rewritten kernel touches an array.
+
+They are the inner loop of every trace, so their text is put together for the array at hand - its
+number of axes, what is checked, whether accesses are counted - and compiled once for each such
+combination; all else they need are closure variables.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from .scalars import CASTS, dtype_name, from_memory
+
+_TEMPLATE = """
+def make(array, append, flat, valid, pending, convert, wrap, stored, outside, unset, copying,
+         sized, {sizes} start, scale, tag, ones, per):
+    def get({index} code):
+        if {inside}:
+            at = {offset}
+            {log}
+            {check_pending}
+            {check_valid}
+            return {read}
+        return outside(array, ({index}), code)
+
+    def set(value, {index} code):
+        if {inside}:
+            at = {offset}
+            {log}
+            flat[at] = {written}
+            {mark_valid}
+            {keep_value}
+            return
+        outside(array, ({index}), code)
+
+    return get, set
+"""
+
+
+@functools.cache
+def _factory(ndim, counting, checked, per_element, asynchronous, converts):
+    coded = "code" if per_element == 1 else "sized(code, scale)"
+    index = "".join(f"i{axis}, " for axis in range(ndim))
+    inside = " and ".join(f"0 <= i{a} < n{a}" for a in range(ndim)) or "True"
+    offset = " + ".join(["start", *(f"i{a} * s{a}" for a in range(ndim))])
+    cell = "at" if per_element == 1 else "at * per"
+    pending = "if pending and at * scale in pending: copying(array, at * scale, code)"
+    text = _TEMPLATE.format(
+        index=index,
+        inside=inside,
+        offset=offset,
+        sizes="".join(f"n{a}, s{a}, " for a in range(ndim)),
+        log=f"append((at * scale << 16) + (tag + {coded}))" if counting else "pass",
+        check_pending=pending if asynchronous else "pass",
+        check_valid=f"if not valid[{cell}]: unset(array, at, code)" if checked else "pass",
+        read="convert(flat[at])" if converts else "flat[at]",
+        written="wrap(value)" if converts else "value",
+        mark_valid=(
+            "pass"
+            if not checked
+            else "valid[at] = 1"
+            if per_element == 1
+            else "valid[at * per : at * per + per] = ones"
+        ),
+        keep_value="stored.append(value)" if counting else "pass",
+    )
+    namespace: dict = {}
+    exec(compile(text, "<traced array>", "exec"), namespace)
+    return namespace["make"]
+
+
+def make_access(array):
+    """``get(i, j, ..., code)`` and ``set(value, i, j, ..., code)`` of a traced array."""
+    runtime, memory = array.runtime, array.memory
+    convert = from_memory(dtype_name(array.dtype))
+    per = array.itemsize // memory.granule
+    if memory.valid is not None and per * memory.granule != array.itemsize:
+        raise runtime.error("unsupported", f"{memory.name} seen as {array.itemsize}-byte elements")
+    make = _factory(
+        array.ndim,
+        runtime.counting,
+        memory.valid is not None,
+        per,
+        runtime.asynchronous and memory.space == "shared",
+        convert is not None,
+    )
+    sizes = [one for pair in zip(array.shape, array.steps, strict=True) for one in pair]
+    return make(
+        array,
+        runtime.log.words.append,
+        array.flat(),
+        memory.valid,
+        memory.pending,
+        convert,
+        CASTS[dtype_name(array.dtype)],
+        runtime.log.stored,
+        runtime.outside,
+        runtime.unset,
+        runtime.still_copying,
+        runtime.sized,
+        *sizes,
+        array.start,
+        array.itemsize,
+        memory.base << 16,
+        b"\1" * per,
+        per,
+    )

@@ -1,0 +1,131 @@
+"""Adds up what warp instructions cost, by source position and array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from .arrays import Memory
+from .grouping import Instructions
+from .log import STORE, Log
+from .passes import SECTOR_BYTES, distinct, passes, sectors
+
+
+@dataclass
+class Count:
+    """What the warp instructions of one position on one array cost.
+
+    Attributes
+    ----------
+    instructions : int
+        Warp instructions (requests).
+    lanes : int
+        Accesses of single threads.
+    bytes : int
+        Bytes that those move.
+    sectors, ideal_sectors : int
+        32-byte sectors of global memory touched, and what the same bytes would need side by side.
+    passes, conflicts : int
+        Passes over shared memory ("wavefronts"), and those of them that bank conflicts cost.
+    partial : int
+        Instructions in which not all lanes of the warp take part.
+    """
+
+    instructions: int = 0
+    lanes: int = 0
+    bytes: int = 0
+    sectors: int = 0
+    ideal_sectors: int = 0
+    passes: int = 0
+    conflicts: int = 0
+    partial: int = 0
+
+    def add(self, other: Count) -> None:
+        """Add `other` to this."""
+        for field in fields(self):
+            mine, more = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, mine + more)
+
+    def as_dict(self) -> dict[str, int]:
+        """The fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+COLUMNS = tuple(field.name for field in fields(Count))
+
+
+class Counter:
+    """Counts of a launch.
+
+    Attributes
+    ----------
+    totals : dict of (code, memory number) to int array
+        One number a field of `Count`.
+    worst : dict of (code, memory number) to (cost, addresses, warp)
+        The dearest instruction of each.
+    """
+
+    def __init__(self, log: Log, memories: list[Memory]):
+        self.log, self.memories = log, memories
+        self.totals: dict[tuple[int, int], np.ndarray] = {}
+        self.worst: dict[tuple[int, int], tuple[int, np.ndarray, int]] = {}
+        self.barriers = 0
+
+    def add(self, instructions: Instructions, lanes_of_warp: np.ndarray) -> None:
+        """Count instructions; `lanes_of_warp` says how many threads each warp has."""
+        codes, addresses, warps = instructions
+        if not len(codes):
+            return
+        memory_of = self._memory_of(addresses.max(axis=1))
+        sizes, shared, store = self._properties(codes, memory_of)
+        active = (addresses >= 0).sum(axis=1)
+        table = np.zeros((len(COLUMNS), len(codes)), np.int64)
+        table[0], table[1], table[2] = 1, active, active * sizes
+        rows = np.flatnonzero(~shared)
+        table[3, rows] = sectors(addresses[rows])
+        table[4, rows] = -(-distinct(addresses[rows]) * sizes[rows] // SECTOR_BYTES)
+        for size in np.unique(sizes[shared]):
+            for stores in (False, True):
+                rows = np.flatnonzero(shared & (store == stores) & (sizes == size))
+                table[5, rows], table[6, rows] = passes(addresses[rows], int(size), stores)
+        table[5:7, shared & self._bypasses(codes)] = 0
+        table[7] = active < lanes_of_warp[warps]
+        keys = codes * len(self.memories) + memory_of
+        unique, row_of = np.unique(keys, return_inverse=True)
+        sums = np.zeros((len(unique), len(COLUMNS)), np.int64)
+        for column in range(len(COLUMNS)):
+            sums[:, column] = np.bincount(row_of, weights=table[column], minlength=len(unique))
+        self._keep_worst(unique, row_of, table[3] + table[5], addresses, warps)
+        for key, total in zip(unique.tolist(), sums, strict=True):
+            pair = divmod(key, len(self.memories))
+            self.totals[pair] = self.totals.get(pair, 0) + total
+
+    def _memory_of(self, addresses):
+        bases = np.array([memory.base for memory in self.memories])
+        order = np.argsort(bases)
+        return order[np.searchsorted(bases[order], addresses, side="right") - 1]
+
+    def _properties(self, codes, memory_of):
+        sites = self.log.sites
+        size_of_code = np.array([site.size if site else 0 for site in sites])
+        stores = np.array([bool(site and site.operation == STORE) for site in sites])
+        granules = np.array([memory.granule for memory in self.memories])
+        is_shared = np.array([memory.space == "shared" for memory in self.memories])
+        sizes = np.where(size_of_code[codes] > 0, size_of_code[codes], granules[memory_of])
+        return sizes, is_shared[memory_of], stores[codes]
+
+    def _bypasses(self, codes):
+        """Asynchronous copies, whose writes are in no counter of passes."""
+        return np.array([bool(site and site.traffic == "cp.async") for site in self.log.sites])[
+            codes
+        ]
+
+    def _keep_worst(self, unique, row_of, cost, addresses, warps):
+        order = np.lexsort((-np.arange(len(cost)), cost, row_of))
+        last = np.flatnonzero(np.diff(row_of[order], append=-1))
+        for key, row in zip(unique.tolist(), order[last].tolist(), strict=True):
+            pair = divmod(key, len(self.memories))
+            known = self.worst.get(pair)
+            if known is None or cost[row] > known[0]:
+                self.worst[pair] = (int(cost[row]), addresses[row].copy(), int(warps[row]))

@@ -1,0 +1,292 @@
+"""``trace(kernel)[grid, block, stream, shared_bytes](*args)``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array
+from .counts import Count, Counter
+from .errors import fail
+from .grouping import group
+from .memory import GlobalMemory, SharedMemory
+from .races import RaceFinder
+from .report import Entry, Report
+from .runtime import Runtime
+from .scalars import argument, dtype_name
+from .schedule import Block
+from .thread import Dim3
+from .translate.functions import Functions
+from .translate.kinds import Kind, of_value
+from .translate.link import classify
+
+MOST_THREADS, MOST_BLOCK, MOST_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+MOST_SHARED_BYTES = 227 * 1024
+"""Limits of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications)."""
+
+
+def python_function(kernel) -> types.FunctionType:
+    """The Python function of a Numba dispatcher, or `kernel` itself.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    """
+    target = classify(kernel)
+    if target.what != "function":
+        raise TypeError(
+            f"kernel must be a @cuda.jit kernel or a Python function, got {type(kernel).__name__}"
+        )
+    return target.value
+
+
+def dimensions(value, name: str, most: tuple[int, int, int]) -> Dim3:
+    """A grid or block size of 1 to 3 ints."""
+    sizes = value if isinstance(value, tuple | list) else (value,)
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(n, int | np.integer) for n in sizes):
+        raise TypeError(f"{name} must be an int or a tuple of 1 to 3 ints, got {value!r}")
+    full = tuple(int(n) for n in sizes) + (1,) * (3 - len(sizes))
+    if any(n < 1 or n > limit for n, limit in zip(full, most, strict=True)):
+        raise fail(
+            "launch",
+            f"CUDA_ERROR_INVALID_VALUE: {name} must lie between (1, 1, 1) and {most}, got {full}",
+        )
+    return Dim3(*full)
+
+
+class Tracer:
+    """A kernel to trace; index it like the kernel to launch it."""
+
+    def __init__(self, kernel, **options):
+        self.kernel, self.options = kernel, options
+        self.function = python_function(kernel)
+
+    def __getitem__(self, configuration) -> Configured:
+        configuration = configuration if isinstance(configuration, tuple) else (configuration,)
+        if not 2 <= len(configuration) <= 4:
+            raise ValueError("must specify at least the griddim and blockdim")
+        return Configured(self, *configuration)
+
+
+class Configured:
+    """A kernel with its launch configuration; call it with the kernel's arguments."""
+
+    def __init__(self, tracer: Tracer, grid, block, stream=None, shared_bytes=0):
+        self.tracer = tracer
+        self.grid = dimensions(grid, "grid", MOST_GRID)
+        self.block = dimensions(block, "block", MOST_BLOCK)
+        threads = math.prod(self.block)
+        bounds = (getattr(tracer.kernel, "targetoptions", None) or {}).get("launch_bounds")
+        most = bounds[0] if isinstance(bounds, tuple) else bounds or MOST_THREADS
+        if threads > most:
+            why = "the kernel's launch_bounds allow" if bounds else "a block has at most"
+            raise fail(
+                "launch",
+                f"CUDA_ERROR_INVALID_VALUE: block {self.block} has {threads} threads, {why} {most}",
+            )
+        if not isinstance(shared_bytes, int | np.integer) or shared_bytes < 0:
+            raise TypeError(f"shared_bytes must be an int of at least 0, got {shared_bytes!r}")
+        self.shared_bytes = int(shared_bytes)
+
+    def __call__(self, *args) -> Report:
+        """Run the kernel."""
+        return Launch(self.tracer, self)(*args)
+
+
+class Launch:
+    """One run of a kernel."""
+
+    def __init__(self, tracer: Tracer, configured: Configured):
+        options = tracer.options
+        self.function, self.configured = tracer.function, configured
+        self.blocks, self.order = options["blocks"], options["order"]
+        threads = math.prod(configured.block)
+        if self.order is not None and sorted(self.order) != list(range(threads)):
+            raise ValueError(f"order must hold each of 0 to {threads - 1} once, got {self.order}")
+        counting = options["count"]
+        checking = counting and options["check"]
+        self.runtime = Runtime(counting, checking, options["errors"] == "collect", options["turns"])
+        self.runtime.grid, self.runtime.block_shape = configured.grid, configured.block
+        self.globals = GlobalMemory(self.runtime)
+        self.shared = SharedMemory(self.runtime, configured.shared_bytes)
+        self.functions = Functions(self.runtime, self.shared, self.globals.array)
+
+    def __call__(self, *args) -> Report:
+        """Run the kernel on these arguments."""
+        names = self._parameters(args)
+        self.globals.plan(_arrays(args))
+        values = [self._value(value, name) for name, value in zip(names, args, strict=True)]
+        kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
+        if self.runtime.asynchronous:
+            self.shared.follow_copies()
+        dynamic = self.configured.shared_bytes
+        if self.shared.static_bytes + dynamic > MOST_SHARED_BYTES:
+            raise fail(
+                "launch",
+                f"CUDA_ERROR_INVALID_VALUE: {self.shared.static_bytes} bytes of static and "
+                f"{dynamic} of dynamic shared memory exceed the {MOST_SHARED_BYTES} of a block",
+            )
+        if self.functions.dynamic_types:
+            sizes = [
+                np.dtype(np.uint16 if n == "bfloat16" else n).itemsize
+                for n in self.functions.dynamic_types
+            ]
+            for dtype in self.functions.dynamic_types:
+                self.shared.dynamic("dynamic shared memory", dtype, min(sizes))
+        self.memories = self.globals.memories + self.shared.memories
+        counter = Counter(self.runtime.log, self.memories)
+        self.races = RaceFinder(self.runtime, self.memories) if self.runtime.checking else None
+        barriers, number = 0, -1
+        for number, index in enumerate(self._block_indices()):
+            barriers += self._run_block(kernel, values, counter, number, index)
+        counter.barriers = barriers
+        return self._report(counter, number + 1)
+
+    def _report(self, counter, blocks) -> Report:
+        sites = self.runtime.log.sites
+        entries = [
+            Entry(sites[code], memory, Count(*map(int, total)), counter.worst[code, number][1])
+            for (code, number), total in sorted(counter.totals.items())
+            for memory in [counter.memories[number]]
+        ]
+        return Report(
+            self.function.__name__,
+            tuple(self.configured.grid),
+            tuple(self.configured.block),
+            blocks,
+            entries,
+            counter.barriers,
+            self.functions.flops.totals(),
+            self.runtime.findings,
+            self.functions.locals,
+            list(dict.fromkeys(self.functions.run_time_indices)),
+            self.shared.static_bytes + self.shared.dynamic_bytes,
+        )
+
+    def _parameters(self, args) -> list[str]:
+        names = list(inspect.signature(self.function).parameters)
+        if len(names) != len(args):
+            raise TypeError(
+                f"kernel {self.function.__name__} takes {len(names)} arguments "
+                f"({', '.join(names)}), got {len(args)}"
+            )
+        return names
+
+    def _value(self, value, name: str) -> Any:
+        if isinstance(value, np.ndarray):
+            return self.globals.array(value, name)
+        if isinstance(value, tuple):
+            return tuple(self._value(one, f"{name}[{i}]") for i, one in enumerate(value))
+        if value is None or isinstance(value, bool | int | float | np.generic):
+            return argument(value)
+        raise TypeError(
+            f"{name} must be a NumPy array, a scalar or a tuple of them, got {type(value).__name__}"
+        )
+
+    def _block_indices(self):
+        grid = self.configured.grid
+        every = (Dim3(x, y, z) for z in range(grid.z) for y in range(grid.y) for x in range(grid.x))
+        if self.blocks is None:
+            return every
+        chosen = []
+        for one in self.blocks:
+            index = (
+                Dim3(*one, *(0,) * (3 - len(one))) if isinstance(one, tuple) else Dim3(one, 0, 0)
+            )
+            if any(not 0 <= i < n for i, n in zip(index, grid, strict=True)):
+                raise ValueError(f"blocks must lie within the grid {grid}, got {one}")
+            chosen.append(index)
+        return chosen
+
+    def _run_block(self, kernel, values, counter, number, index) -> int:
+        runtime = self.runtime
+        runtime.block = index
+        self.shared.reset()
+        runtime.in_flight.clear()
+        threads = math.prod(self.configured.block)
+        lanes = np.minimum(32, threads - np.arange(0, threads, 32))
+        places = [0] * threads
+        if self.races:
+            self.races.block_number = number
+            self.races.fenced = self.functions.fenced
+
+        def at_barrier(members, segments):
+            if not runtime.counting:
+                return
+            words = np.array(runtime.log.words)
+            if len(words):
+                counter.add(group(words, members, segments, places), lanes)
+                if self.races:
+                    self.races.check(words, members, segments)
+            places[:] = [thread.place for thread in members]
+
+        block = Block(runtime, threads, at_barrier, self.functions.lines, self.order)
+        block.run(kernel, values)
+        return block.barriers
+
+
+def _arrays(value) -> list[np.ndarray]:
+    """The NumPy arrays within nested tuples."""
+    if isinstance(value, tuple):
+        return [array for one in value for array in _arrays(one)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+def _kind(value) -> Kind:
+    if isinstance(value, Array):
+        return Kind("array", True, value.ndim, dtype_name(value.dtype))
+    if isinstance(value, tuple):
+        return Kind("tuple", True, parts=tuple(_kind(one) for one in value))
+    return of_value(value)
+
+
+def trace(
+    kernel,
+    *,
+    count: bool = True,
+    check: bool = True,
+    errors: str = "raise",
+    blocks=None,
+    order=None,
+    turns: int = 1_000_000,
+) -> Tracer:
+    """Run a CUDA kernel thread by thread on the CPU: ``trace(kernel)[grid, block](*args)``.
+
+    Parameters
+    ----------
+    kernel : @cuda.jit dispatcher or Python function
+    count : bool
+        Count accesses. Without, only the numbers are computed (about twice as fast).
+    check : bool
+        Look for races and reads of unwritten memory, too.
+    errors : "raise" or "collect"
+        Stop at the first error, or go on where possible and give all in `Report.findings`.
+    blocks : sequence of ints or tuples of ints, optional
+        Run these blocks only, in this order.
+    order : sequence of int, optional
+        The order in which the threads of a block run between barriers; a sound kernel gives the
+        same result in any.
+    turns : int
+        Turns of unbounded loops after which a thread is said to run away.
+
+    Returns
+    -------
+    Tracer
+        Indexed with ``grid, block[, stream[, shared_bytes]]`` and called with NumPy arrays, which
+        it changes as a GPU would, it gives a `Report`.
+
+    Raises
+    ------
+    KernelError
+        Where the kernel breaks a rule of CUDA, with the source line.
+    """
+    if errors not in ("raise", "collect"):
+        raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
+    return Tracer(
+        kernel, count=count, check=check, errors=errors, blocks=blocks, order=order, turns=turns
+    )

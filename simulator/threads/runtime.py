@@ -1,0 +1,220 @@
+"""What a running kernel shares with the emulation: the current thread, the log, the errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from greenlet import greenlet
+
+from .errors import Finding, KernelError, Place
+from .log import Log, Site
+from .thread import Dim3, Thread, Wait
+
+PAUSE = "pause"
+TURNS_BEFORE_PAUSE = 4096
+MOST_SUSPECTS = 16
+
+
+class Runtime:
+    """State of a launch.
+
+    Attributes
+    ----------
+    counting, checking : bool
+        Whether accesses are logged; whether reads of unwritten memory and races are looked for.
+    asynchronous : bool
+        Whether the kernel waits for asynchronous copies, so that data in flight is known.
+    thread : Thread
+        The one that runs.
+    block : tuple of 3 ints
+        Index of the block that runs.
+    positions : list of (Place, column)
+        Source positions of calls; `here` is the number of the one that runs.
+    findings : list of Finding
+        Errors, if they are collected.
+    """
+
+    def __init__(self, counting: bool, checking: bool, collect: bool, turns: int):
+        self.counting, self.checking, self.collect = counting, checking, collect
+        self.asynchronous = False
+        self.most_turns = turns
+        self.log = Log()
+        self.append = self.log.words.append
+        self.positions: list[tuple[Place, int]] = []
+        self.here, self.traffic = 0, ""
+        self.findings: list[Finding] = []
+        self.suspects: list[KernelError] = []
+        self.in_flight: dict[Thread, list] = {}
+        self.thread: Thread
+        self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
+        self.hub: greenlet
+        self._codes: dict[tuple, int] = {}
+        self._places: dict[tuple, int] = {}
+        self._last_place = 0
+
+    def position(self, place: Place, column: int) -> int:
+        """Number of a source position."""
+        self.positions.append((place, column))
+        return len(self.positions) - 1
+
+    def code(self, operation: str, size: int = 0) -> int:
+        """Log code of an access made within the call that runs."""
+        key = (self.here, operation, size, self.traffic)
+        if key not in self._codes:
+            place, column = self.positions[self.here]
+            self._codes[key] = self.log.code(Site(place, column, operation, size, self.traffic))
+        return self._codes[key]
+
+    def sized(self, code: int, size: int) -> int:
+        """The code of an access of elements that are wider than what its memory is watched by."""
+        key = (code, size)
+        if key not in self._codes:
+            site: Any = self.log.sites[code]
+            self._codes[key] = self.log.code(replace(site, size=size))
+        return self._codes[key]
+
+    def wait(self, operation, position, mask, payload, resolve):
+        """Stop this thread until all that take part are there; its result."""
+        return self.hub.switch(Wait(operation, position, mask, payload, resolve))
+
+    def who(self) -> str:
+        """The running thread, in words."""
+        return f"thread {self.thread.index} of block {self.block}"
+
+    def error(self, kind: str, message: str, place: Place | None = None) -> KernelError:
+        """An error of the running thread, at the call that runs unless told where."""
+        place = place or self.positions[self.here][0]
+        return KernelError(Finding(kind, f"{message} ({self.who()})", (place,)))
+
+    def report(self, error: KernelError) -> None:
+        """Raise `error`, or note it once where findings are collected."""
+        if not self.collect:
+            raise error
+        if not any(
+            known.kind == error.finding.kind and known.places == error.finding.places
+            for known in self.findings
+        ):
+            self.findings.append(error.finding)
+
+    def _place(self, code: int | None) -> Place | None:
+        site = self.log.sites[code] if code is not None else None
+        return site.place if site else None
+
+    def outside(self, array, index, code: int | None = None):
+        """An index outside of its array: raised, or if collected read as 0."""
+        index = tuple(int(i) for i in index)
+        if len(index) != array.ndim:
+            raise self.error(
+                "exception",
+                f"{array.memory.name} has {array.ndim} axes, the index {index} has {len(index)}",
+                self._place(code),
+            )
+        shown = index[0] if len(index) == 1 else index
+        note = "; Numba would wrap a negative index round" if min(index) < 0 else ""
+        error = self.error(
+            "out of bounds",
+            f"{array.memory.space} array {array.memory.name} of shape {array.shape} is indexed "
+            f"at {shown}{note}",
+            self._place(code),
+        )
+        self.report(error)
+        return array.dtype.type(0) if code is not None else error
+
+    def unset(self, array, at: int, code: int | None = None) -> None:
+        """A read of memory that nobody wrote.
+
+        It is judged at the next barrier: if another thread writes there before that, the error is
+        the race, and which of the two comes first is chance.
+        """
+        memory = array.memory
+        why = (
+            "shared memory starts undefined"
+            if memory.space == "shared"
+            else "it was all NaN at launch"
+        )
+        if len(self.suspects) < MOST_SUSPECTS:
+            self.suspects.append(
+                self.error(
+                    "uninitialised read",
+                    f"element {at - array.start} of {memory.space} array {memory.name} is read "
+                    f"before anything wrote it ({why})",
+                    self._place(code),
+                )
+            )
+
+    def still_copying(self, array, byte: int, code: int | None = None) -> KernelError:
+        """A read of shared memory that an asynchronous copy may not have reached."""
+        thread, position = array.memory.pending[byte]
+        raise KernelError(
+            Finding(
+                "asynchronous copy",
+                f"{array.memory.name} is read by {self.who()} while the copy that thread "
+                f"{thread.index} started into it may be under way: wait for it, then a barrier",
+                tuple(p for p in (self._place(code), self.positions[position][0]) if p),
+            )
+        )
+
+    def wrote(self, array, first: int, size: int) -> None:
+        """Note an asynchronous copy of `size` bytes into `array` that its thread must wait for."""
+        if self.asynchronous and self.traffic == "cp.async" and array.memory.space == "shared":
+            flying = self.in_flight.setdefault(self.thread, [])
+            for byte in range(first, first + size, array.itemsize):
+                array.memory.pending[byte] = (self.thread, self.here)
+                flying.append((array.memory, byte))
+
+    def left(self, line: int) -> None:
+        """The running thread returns from the kernel at `line`."""
+        self.thread.left_at = line
+
+    def branch(self, region: int):
+        """The running thread reaches a branch or loop at which threads may part ways.
+
+        Returns the key of this visit. Threads that came the same way get the same key.
+        """
+        thread = self.thread
+        key = (thread.place, region)
+        visit = thread.counts.get(key, 0)
+        thread.counts[key] = visit + 1
+        return (thread.place, region, visit)
+
+    def turn(self, visit, arm: int) -> None:
+        """It enters an arm of the branch, or a turn of the loop."""
+        key = (visit, arm)
+        place = self._places.get(key)
+        if place is None:
+            self._last_place += 1
+            place = self._places[key] = self._last_place
+        self.thread.place = place
+        self.append(place << 16)
+
+    def leave(self, visit, value=None):
+        """It is where the ways meet again. Passes `value` on."""
+        self.thread.place = visit[0]
+        self.append(visit[0] << 16)
+        return value
+
+    def spin(self, position: int) -> int:
+        """Let other threads run after many turns of a loop; 0, the count to go on with."""
+        thread = self.thread
+        thread.turns += TURNS_BEFORE_PAUSE
+        if thread.turns > self.most_turns:
+            self.here = position
+            raise self.error(
+                "runaway loop",
+                f"this loop is still turning after {thread.turns:,} turns; if it waits for another "
+                "thread, none changes what it waits for",
+            )
+        self.hub.switch(PAUSE)
+        return 0
+
+    def judge(self) -> None:
+        """Report the reads of unwritten memory that turned out to be no races."""
+        suspects, self.suspects = self.suspects, []
+        for error in suspects:
+            self.report(error)
+
+    def clear(self) -> None:
+        """Forget the log and where threads parted: at a barrier all are together again."""
+        self.log.clear()
+        self._places.clear()

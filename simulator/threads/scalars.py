@@ -1,0 +1,176 @@
+"""Scalars that compute as CUDA code from Numba does.
+
+Floats are NumPy scalars, which round after every operation. A signed integer is a Python int:
+Numba computes them all in 64 bits. An unsigned one is an `Unsigned`, since Numba gives uint64 for
+two of them, int64 for a small one with a signed one, and float64 for uint64 with int64.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import ml_dtypes
+import numpy as np
+
+F16, F32, F64, BF16 = np.float16, np.float32, np.float64, ml_dtypes.bfloat16
+MASK_64 = 2**64 - 1
+
+
+class Unsigned(int):
+    """An unsigned integer; `bits` is its width in memory."""
+
+    __slots__ = ()
+    bits = 64
+
+    def __truediv__(self, other):
+        return F64(int(self)) / other
+
+    def __rtruediv__(self, other):
+        return other / F64(int(self))
+
+    def __neg__(self):
+        return Unsigned(-int(self) & MASK_64)
+
+    def __invert__(self):
+        return Unsigned(~int(self) & MASK_64)
+
+
+class Unsigned32(Unsigned):
+    """Held in 32 bits."""
+
+    __slots__ = ()
+    bits = 32
+
+
+class Unsigned16(Unsigned):
+    """Held in 16 bits."""
+
+    __slots__ = ()
+    bits = 16
+
+
+class Unsigned8(Unsigned):
+    """Held in 8 bits."""
+
+    __slots__ = ()
+    bits = 8
+
+
+def _arithmetic(operate):
+    def method(self, other, swap=False):
+        a, b = int(self), other
+        if isinstance(other, Unsigned):
+            b, unsigned = int(other), True
+        elif isinstance(other, int):
+            unsigned = False
+            if self.bits == 64:
+                a, b = F64(a), F64(other)
+        else:
+            a, unsigned = F64(a), False
+        result = operate(b, a) if swap else operate(a, b)
+        return Unsigned(result & MASK_64) if unsigned else result
+
+    return method
+
+
+def _bitwise(operate):
+    def method(self, other, swap=False):
+        if not isinstance(other, int):
+            return NotImplemented
+        result = operate(int(other), int(self)) if swap else operate(int(self), int(other))
+        wide = isinstance(other, Unsigned) or self.bits == 64
+        return Unsigned(result & MASK_64) if wide else result
+
+    return method
+
+
+def _shift(operate):
+    def method(self, other, swap=False):
+        if swap:
+            return operate(int(other), int(self))
+        return Unsigned(operate(int(self), int(other)) & MASK_64)
+
+    return method
+
+
+for _make, _names in (
+    (_arithmetic, ("add", "sub", "mul", "floordiv", "mod", "pow")),
+    (_bitwise, ("and_", "or_", "xor")),
+    (_shift, ("lshift", "rshift")),
+):
+    for _name in _names:
+        _method = _make(getattr(operator, _name))
+        _plain = _name.rstrip("_")
+        setattr(Unsigned, f"__{_plain}__", _method)
+        setattr(Unsigned, f"__r{_plain}__", lambda a, b, _method=_method: _method(a, b, True))
+
+
+def _signed(bits):
+    half, full = 1 << (bits - 1), 1 << bits
+
+    def cast(x):
+        return (int(x) + half) % full - half
+
+    return cast
+
+
+def _unsigned(kind):
+    mask = (1 << kind.bits) - 1
+
+    def cast(x):
+        return kind(int(x) & mask)
+
+    return cast
+
+
+CASTS = {
+    "float16": F16,
+    "bfloat16": BF16,
+    "float32": F32,
+    "float64": F64,
+    "int8": _signed(8),
+    "int16": _signed(16),
+    "int32": _signed(32),
+    "int64": _signed(64),
+    "uint8": _unsigned(Unsigned8),
+    "uint16": _unsigned(Unsigned16),
+    "uint32": _unsigned(Unsigned32),
+    "uint64": _unsigned(Unsigned),
+    "bool": bool,
+}
+"""Numba type name -> conversion, with CUDA's rounding and wrapping."""
+
+ALIASES = {"boolean": "bool", "bool_": "bool", "intp": "int64", "uintp": "uint64"}
+
+
+def dtype_name(dtype) -> str:
+    """Name of a NumPy dtype or Numba type, as `CASTS` has it; "" if it is none."""
+    if isinstance(dtype, np.dtype):
+        name = dtype.name
+    else:
+        name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", ""))
+    name = ALIASES.get(name, name)
+    return name if name in CASTS else ""
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of a name in `CASTS`."""
+    return np.dtype(BF16 if name == "bfloat16" else name)
+
+
+def from_memory(name: str):
+    """Conversion of what NumPy reads into a scalar of this module, or None if it is one."""
+    if name.startswith(("float", "bfloat")):
+        return None
+    return CASTS[name] if name.startswith("uint") else bool if name == "bool" else int
+
+
+def argument(value):
+    """A scalar argument of a kernel, or a captured constant, as this module holds it."""
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, np.integer):
+        return CASTS[value.dtype.name](value)
+    if type(value) is float:
+        return F64(value)
+    return value

@@ -1,0 +1,227 @@
+"""Runs the threads of a block, one greenlet each, in a fixed order.
+
+A thread runs until it waits: at a barrier, in a warp collective, or after many turns of a loop.
+When all threads that a wait needs have come, their results are worked out and they go on in order.
+When nobody can go on, the kernel hangs, and who waits where is the error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from .errors import Finding, KernelError, Place
+from .runtime import PAUSE, Runtime
+from .thread import Thread, Wait
+
+
+class Segment(NamedTuple):
+    """A stretch of the log that one thread wrote without waiting."""
+
+    thread: Thread
+    start: int
+    stop: int
+    epoch: int
+
+
+def ranges(numbers) -> str:
+    """``0-3, 7`` for 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+
+
+class Block:
+    """The threads of one block.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    threads : int
+    at_barrier : function or None
+        Called with (threads, segments) when all threads have met, and at the end.
+    kernel_lines : dict
+        File and code name of every rewritten function -> name, to find lines in tracebacks.
+    order : sequence of int, optional
+        Numbers of the threads in the order in which they begin.
+    """
+
+    def __init__(self, runtime: Runtime, threads: int, at_barrier, kernel_lines, order=None):
+        self.runtime, self.at_barrier = runtime, at_barrier
+        self.kernel_lines = kernel_lines
+        self.threads = [Thread(tid, runtime.block_shape) for tid in range(threads)]
+        self.alive = [0] * (-(-threads // 32))
+        for thread in self.threads:
+            self.alive[thread.warp] |= 1 << thread.lane
+        self.ready: deque[Thread] = deque(self.threads[tid] for tid in order or range(threads))
+        self.in_barrier: list[Thread] = []
+        self.groups: list[dict[tuple, list[Thread]]] = [{} for _ in self.alive]
+        self.segments: list[Segment] = []
+        self.barriers = 0
+
+    def run(self, function, args) -> None:
+        """Run all threads to their ends."""
+
+        def body(_):
+            with np.errstate(all="ignore"):
+                function(*args)
+
+        self.runtime.hub = getcurrent()
+        for thread in self.threads:
+            thread.greenlet = greenlet(body)
+        try:
+            while any(self.alive):
+                while self.ready:
+                    self._resume(self.ready.popleft())
+                if any(self.alive):
+                    self._hang()
+        except KernelError:
+            if self.runtime.suspects:
+                self._meet()
+            raise
+        self._meet()
+
+    def _resume(self, thread: Thread) -> None:
+        runtime, words = self.runtime, self.runtime.log.words
+        runtime.thread = thread
+        start = len(words)
+        result, thread.result, thread.waiting = thread.result, None, None
+        try:
+            wait = thread.greenlet.switch(result)
+        except KernelError:
+            raise
+        except Exception as error:
+            raise self._explain(error) from error
+        if len(words) > start:
+            self.segments.append(Segment(thread, start, len(words), thread.epoch))
+        if thread.greenlet.dead:
+            self.alive[thread.warp] &= ~(1 << thread.lane)
+            for key in list(self.groups[thread.warp]):
+                self._release(thread.warp, key)
+        elif wait == PAUSE:
+            self.ready.append(thread)
+        else:
+            self._arrive(thread, wait)
+
+    def _arrive(self, thread: Thread, wait: Wait) -> None:
+        thread.waiting = wait
+        if wait.mask is None:
+            self.in_barrier.append(thread)
+            if len(self.in_barrier) == len(self.threads):
+                self._open_barrier()
+            return
+        if not wait.mask >> thread.lane & 1:
+            self.runtime.here = wait.position
+            raise self.runtime.error(
+                "shuffle",
+                f"lane {thread.lane} calls {wait.operation} with mask 0x{wait.mask:08x}, which "
+                "does not name it",
+            )
+        key = (wait.operation, wait.position, wait.mask)
+        self.groups[thread.warp].setdefault(key, []).append(thread)
+        self._release(thread.warp, key)
+
+    def _release(self, warp: int, key: tuple) -> None:
+        members = self.groups[warp].get(key, ())
+        needed = (key[2] & self.alive[warp]).bit_count()
+        if not members or len(members) < needed:
+            return
+        del self.groups[warp][key]
+        self._expect_all(warp, key, members)
+        self._go_on(sorted(members, key=lambda t: t.lane))
+
+    def _expect_all(self, warp: int, key: tuple, members) -> None:
+        """Lanes that a mask names may be absent only if they returned before this call."""
+        operation, position, mask = key
+        line = self.runtime.positions[position][0].line
+        absent = [
+            thread.lane
+            for thread in self.threads[32 * warp : 32 * warp + 32]
+            if mask >> thread.lane & 1
+            and thread.greenlet.dead
+            and (thread.left_at is None or thread.left_at > line)
+        ]
+        if absent:
+            self.runtime.thread, self.runtime.here = members[0], position
+            raise self.runtime.error(
+                "shuffle",
+                f"the mask 0x{mask:08x} of {operation} names lanes {ranges(absent)}, which never "
+                "call it",
+            )
+
+    def _go_on(self, members: list[Thread]) -> None:
+        self.runtime.thread = members[0]
+        self.runtime.here = members[0].waiting.position
+        payloads = {thread: thread.waiting.payload for thread in members}
+        results = members[0].waiting.resolve(payloads)
+        for thread in members:
+            thread.result = results.get(thread)
+        self.ready.extend(members)
+
+    def _open_barrier(self) -> None:
+        waits = {(t.waiting.operation, t.waiting.position) for t in self.in_barrier}
+        if len(waits) > 1:
+            raise self._stuck("barrier", "threads of a block meet in different barriers")
+        members, self.in_barrier = self.in_barrier, []
+        self.barriers += 1
+        self._meet()
+        self._go_on(members)
+
+    def _meet(self) -> None:
+        if self.at_barrier is not None:
+            self.at_barrier(self.threads, self.segments)
+        self.runtime.judge()
+        self.segments.clear()
+        self.runtime.clear()
+        for thread in self.threads:
+            thread.counts.clear()
+
+    def _hang(self) -> None:
+        finished = [t for t in self.threads if t.greenlet.dead]
+        waits = {(t.waiting.position, t.waiting.mask) for t in self.threads if t.waiting}
+        if self.in_barrier and finished and len(waits) == 1:
+            raise self._stuck("barrier", "some threads of the block never reach this barrier")
+        if len(waits) > 1 and all(mask is None for _, mask in waits):
+            raise self._stuck("barrier", "threads of a block wait in different barriers")
+        raise self._stuck("deadlock", "no thread of the block can go on")
+
+    def _stuck(self, kind: str, message: str) -> KernelError:
+        groups: dict[tuple[str, Place], list[int]] = {}
+        for thread in self.threads:
+            if thread.waiting:
+                wait = thread.waiting
+                name = wait.operation + ("" if wait.mask is None else f"(0x{wait.mask:08x})")
+                place = self.runtime.positions[wait.position][0]
+                groups.setdefault((name, place), []).append(thread.tid)
+        parts = [
+            f"threads {ranges(tids)} wait in {name} at line {place.line}"
+            for (name, place), tids in groups.items()
+        ]
+        if finished := [t.tid for t in self.threads if t.greenlet.dead]:
+            parts.append(f"threads {ranges(finished)} have returned")
+        text = f"{message} (block {self.runtime.block}): {'; '.join(parts)}"
+        return KernelError(Finding(kind, text, tuple(dict.fromkeys(p for _, p in groups))))
+
+    def _explain(self, error: Exception) -> KernelError:
+        """An exception of Python inside of a kernel, at the kernel's line."""
+        place, trace = None, error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if name := self.kernel_lines.get((code.co_filename, code.co_name)):
+                place = Place(code.co_filename, trace.tb_lineno, name)
+            trace = trace.tb_next
+        kind, text = "exception", f"{type(error).__name__}: {error}"
+        if isinstance(error, IndexError) and "list" in str(error):
+            kind, text = "out of bounds", "a local array is indexed outside of its shape"
+        elif isinstance(error, UnboundLocalError):
+            kind, text = "uninitialised read", str(error)
+        elif kind_of := getattr(error, "finding_kind", None):
+            kind, text = kind_of, str(error)
+        return self.runtime.error(kind, text, place)

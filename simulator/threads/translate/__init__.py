@@ -1,0 +1,1 @@
+"""Rewrites kernels so that they run on the emulation: `functions` is the entrance."""

@@ -1,0 +1,127 @@
+"""Kinds of what calls give."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from ..collectives import COLLECTIVE_UNIFORM
+from .expressions import Expressions
+from .kinds import ANY, FLOATS, INTEGERS, NONE, Kind, escaped, number, wider
+
+if TYPE_CHECKING:
+    from .infer import Analysis
+
+
+class Calls(Expressions):
+    """Adds calls to `Expressions`.
+
+    Attributes
+    ----------
+    functions : Functions
+        Where device functions are analysed.
+    """
+
+    functions: Any
+
+    def _kind_call(self, node) -> Kind:
+        target = self.static(node.func)
+        arguments = [self.kind(one) for one in node.args]
+        uniform = all(kind.uniform for kind in arguments)
+        if target is None:
+            return self._kind_method(node, arguments)
+        if target.what == "cast":
+            return number(target.value, uniform)
+        if target.what == "class":
+            parts = tuple(escaped(kind) for kind in arguments)
+            named = {one.arg: escaped(self.kind(one.value)) for one in node.keywords}
+            parts += tuple(named.get(name, ANY) for name in target.value._fields[len(parts) :])
+            uniform = all(part.uniform for part in parts)
+            return Kind("tuple", uniform, parts=parts, value=target)
+        if target.what == "function":
+            returns = self.callee(node, target.value).returns
+            return returns if returns is not None else NONE
+        if target.what == "cuda":
+            return self._kind_cuda(node, target.value, arguments, uniform)
+        if target.what == "math":
+            names = {kind.name for kind in arguments}
+            known = names <= {*FLOATS, *INTEGERS} and names
+            name = "float32" if names == {"float32"} else "float64" if known else "any"
+            return Kind(name if target.value is not None else "any", uniform)
+        if target.what == "builtin":
+            return self._kind_builtin(target.value, arguments, uniform)
+        if target.what == "intrinsic" and not node.keywords:
+            return self.functions.result_of(target.value, arguments)
+        return ANY
+
+    def _kind_method(self, node, arguments):
+        if isinstance(node.func, ast.Attribute):
+            base = self.kind(node.func.value)
+            if base.name == "array" and node.func.attr == "reshape":
+                count = len(arguments[0].parts) if arguments[0].name == "tuple" else len(arguments)
+                return base._replace(ndim=count)
+        return ANY
+
+    def _kind_builtin(self, name, arguments, uniform):
+        if name == "range":
+            return Kind("range", uniform)
+        if name in ("len", "int"):
+            return Kind("int", uniform)
+        if name in ("float", "bool"):
+            return Kind({"float": "float64"}.get(name, name), uniform)
+        if name in ("max", "min") and len(arguments) > 1:
+            kind = arguments[0].name
+            for one in arguments[1:]:
+                kind = wider(kind, one.name)
+            return Kind(kind, uniform)
+        if name == "abs" and arguments:
+            return arguments[0]
+        return Kind("any", uniform)
+
+    def _kind_cuda(self, node, path, arguments, uniform):
+        if path == "local.array":
+            shape, dtype, _ = self.declaration(node)
+            return Kind("local", False, dtype=dtype, shape=shape)
+        if path == "shared.array":
+            shape, dtype, _ = self.declaration(node)
+            return Kind("array", True, len(shape), dtype)
+        name = path.replace(".", "_")
+        if name in COLLECTIVE_UNIFORM:
+            return Kind("any" if name == "ballot_sync" else "int", True)
+        if name.startswith("shfl") and len(arguments) > 1:
+            return arguments[1]._replace(uniform=name == "shfl_sync" and arguments[2].uniform)
+        if name in ("grid", "gridsize"):
+            one = Kind("int", name == "gridsize")
+            ndim = node.args[0].value if isinstance(node.args[0], ast.Constant) else 1
+            return one if ndim == 1 else Kind("tuple", one.uniform, parts=(one,) * ndim)
+        if name == "fma" and {kind.name for kind in arguments} == {"float32"}:
+            return Kind("float32", uniform)
+        return ANY
+
+    def declaration(self, node) -> tuple[tuple[int, ...], str, int | None]:
+        """Shape, element type and alignment of a declared shared or local array."""
+        given: dict[Any, ast.expr] = dict(zip(("shape", "dtype"), node.args, strict=False))
+        given |= {one.arg: one.value for one in node.keywords}
+        try:
+            shape = self.constant(given["shape"])
+            alignment = self.constant(given["alignment"]) if "alignment" in given else None
+        except (ValueError, KeyError):
+            raise self.unsupported(node, "an array whose shape is no constant") from None
+        kind = self.static(given["dtype"]) if "dtype" in given else None
+        if kind is None or kind.what != "cast":
+            raise self.unsupported(node, "an array of this dtype")
+        return (shape if isinstance(shape, tuple) else (shape,)), kind.value, alignment
+
+    def callee(self, node: ast.Call, function) -> Analysis:
+        """Analysis of the device function that a call reaches."""
+        kinds: list[Kind] = []
+        for one in node.args:
+            if isinstance(one, ast.Starred):
+                inner = self.kind(one.value)
+                if inner.name != "tuple":
+                    raise self.unsupported(node, "a star before what is no known tuple")
+                kinds += inner.parts
+            else:
+                kinds.append(self.kind(one))
+        named = {one.arg: self.kind(one.value) for one in node.keywords}
+        return self.functions.specialise(function, tuple(kinds), named, self.place(node))

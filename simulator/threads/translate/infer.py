@@ -1,0 +1,143 @@
+"""Finds the kinds of a function's variables, given those of its arguments.
+
+This is type inference in small, and an analysis of divergence: a value is uniform if all threads
+that came the same way hold the same, and a branch on one that is not may part them.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+
+from .calls import Calls
+from .kinds import ANY, NONE, Kind, join, of_operation
+from .link import names_of
+from .source import definition
+
+ALLOWED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr)
+ALLOWED += (ast.Return, ast.Break, ast.Continue, ast.Pass, ast.Assert)
+
+
+class Analysis(Calls):
+    """The kinds of one function for given kinds of its arguments.
+
+    Parameters
+    ----------
+    functions : object
+        ``functions.specialise(function, kinds)`` gives the analysis of a device function.
+    function : Python function
+    kinds : tuple of Kind
+        One a parameter.
+    """
+
+    def __init__(self, functions, function: types.FunctionType, kinds: tuple[Kind, ...]):
+        self.functions, self.function = functions, function
+        self.captured = names_of(function)
+        node = definition(function)
+        self.line_of = node.lineno
+        self.parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        if node.args.vararg:
+            raise self.unsupported(node, "a parameter with a star")
+        self.body: list[ast.stmt] = (
+            [ast.copy_location(ast.Return(node.body), node.body)]
+            if isinstance(node, ast.Lambda)
+            else node.body
+        )
+        self.env: dict[str, Kind] = dict(zip(self.parameters, kinds, strict=True))
+        self.variables = set(self.parameters) | _assigned(self.body)
+        self.returns: Kind | None = None
+        self.varying_loops: set[ast.AST] = set()
+        self.early_return = False
+        self.is_kernel = False
+        self._divergent = False
+        self._loops: list[ast.AST] = []
+        self._run()
+
+    def _run(self):
+        for _ in range(12):
+            before = (dict(self.env), self.returns, len(self.varying_loops))
+            self._statements(self.body)
+            if before == (self.env, self.returns, len(self.varying_loops)):
+                return
+
+    def _statements(self, body):
+        for node in self.live(body):
+            self._statement(node)
+
+    def _statement(self, node):
+        if not isinstance(node, ALLOWED):
+            raise self.unsupported(node, f"the statement {type(node).__name__.lower()}")
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind(target, self.kind(node.value))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._bind(node.target, self.kind(node.value))
+        elif isinstance(node, ast.AugAssign):
+            if isinstance(node.target, ast.Name):
+                old = self.env.get(node.target.id, ANY)
+                self._bind(node.target, of_operation(node.op, old, self.kind(node.value)))
+        elif isinstance(node, ast.If):
+            self._arms(node)
+        elif isinstance(node, ast.For | ast.While):
+            self._loop(node)
+        elif isinstance(node, ast.Return):
+            kind = self.kind(node.value) if node.value else NONE
+            if self._divergent:
+                kind = kind._replace(uniform=False)
+                self.early_return = True
+                self.varying_loops.update(self._loops)
+            self.returns = kind if self.returns is None else join(self.returns, kind)
+        elif isinstance(node, ast.Break | ast.Continue) and self._divergent and self._loops:
+            self.varying_loops.add(self._loops[-1])
+        elif isinstance(node, ast.Expr):
+            self.kind(node.value)
+
+    def _arms(self, node):
+        outer = self._divergent
+        self._divergent = outer or not self.kind(node.test).uniform
+        self._statements(node.body)
+        self._statements(node.orelse)
+        self._divergent = outer
+
+    def _loop(self, node):
+        outer = self._divergent
+        self._loops.append(node)
+        if isinstance(node, ast.For):
+            uniform = self.kind(node.iter).uniform
+            item = self._item(node.iter)
+            if node not in self.varying_loops and uniform:
+                self._bind(node.target, item, even_if_divergent=True)
+            else:
+                self._bind(node.target, item._replace(uniform=False))
+        else:
+            uniform = self.kind(node.test).uniform
+        if not uniform:
+            self.varying_loops.add(node)
+        self._divergent = outer or node in self.varying_loops
+        self._statements(node.body)
+        self._divergent = outer
+        self._statements(node.orelse)
+        self._loops.pop()
+
+    def _bind(self, target, kind: Kind, even_if_divergent=False):
+        if isinstance(target, ast.Name):
+            if self._divergent and not even_if_divergent:
+                kind = kind._replace(uniform=False)
+            old = self.env.get(target.id)
+            self.env[target.id] = kind if old is None else join(old, kind)
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts = kind.parts if kind.name == "tuple" else ()
+            for i, one in enumerate(target.elts):
+                whole = len(parts) == len(target.elts)
+                self._bind(one, parts[i] if whole else Kind("any", kind.uniform))
+        elif not isinstance(target, ast.Subscript):
+            raise self.unsupported(target, "assignment to an attribute")
+
+
+def _assigned(body) -> set[str]:
+    return {
+        node.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

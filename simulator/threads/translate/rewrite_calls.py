@@ -1,0 +1,149 @@
+"""Rewrites the calls in a kernel."""
+
+from __future__ import annotations
+
+import ast
+import dis
+
+from ..errors import fail
+from ..mathematics import BUILTINS
+from ..scalars import CASTS
+from .kinds import FLOATS
+from .rewrite import call, load
+from .rewrite_access import AccessRewriter
+
+
+def is_hint(operation) -> bool:
+    """Whether an intrinsic is a hint to the compiler: its emulation only returns None."""
+    code = getattr(operation.emulate, "__code__", None)
+    if code is None or getattr(operation, "traffic", ""):
+        return False
+    names = [one.opname for one in dis.get_instructions(code)]
+    loads = [one.argval for one in dis.get_instructions(code) if "CONST" in one.opname]
+    known = {"RESUME", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}
+    return set(names) <= known and loads == [None]
+
+
+class CallRewriter(AccessRewriter):
+    """Adds calls to `AccessRewriter`."""
+
+    def visit_Expr(self, node):
+        """A call for its effect; one without effect goes away."""
+        if isinstance(node.value, ast.Call):
+            target = self.analysis.static(node.value.func)
+            if target and target.what == "intrinsic" and is_hint(target.value):
+                return ast.copy_location(ast.Pass(), node)
+        if isinstance(node.value, ast.Constant):
+            return ast.copy_location(ast.Pass(), node)
+        return ast.copy_location(ast.Expr(self.visit(node.value)), node)
+
+    def visit_Call(self, node):
+        """A call of whatever stands before the parenthesis."""
+        target = self.analysis.static(node.func)
+        if target is None:
+            return self._method(node)
+        if target.what == "missing":
+            raise fail("unsupported", f"{target.value} is not emulated", self.analysis.place(node))
+        rewrite = getattr(self, f"_call_{target.what}", None)
+        if rewrite is None:
+            raise self.analysis.unsupported(node, f"calling {ast.unparse(node.func)}")
+        return ast.copy_location(rewrite(node, target.value), node)
+
+    def _arguments(self, node):
+        return [self.visit(one) for one in node.args], [
+            ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords
+        ]
+
+    def _plain(self, node, name):
+        arguments, keywords = self._arguments(node)
+        return ast.Call(load(name), arguments, keywords)
+
+    def _method(self, node):
+        if isinstance(node.func, ast.Attribute):
+            arguments, keywords = self._arguments(node)
+            function = ast.Attribute(self.visit(node.func.value), node.func.attr, ast.Load())
+            return ast.copy_location(ast.Call(function, arguments, keywords), node)
+        raise self.analysis.unsupported(node, f"calling {ast.unparse(node.func)}")
+
+    def _call_cast(self, node, name):
+        if len(node.args) == 1 and self.kind(node.args[0]).name == name:
+            return self.visit(node.args[0])
+        return self._plain(node, self.bind(CASTS[name], name))
+
+    def _call_math(self, node, function):
+        return self._plain(node, self.bind(function, "math"))
+
+    _call_native = _call_class = _call_math
+
+    def _call_builtin(self, node, name):
+        if name == "len" and self.kind(node.args[0]).name == "local":
+            return ast.Constant(self.kind(node.args[0]).shape[0])
+        return self._plain(node, self.bind(BUILTINS[name], name))
+
+    def _call_function(self, node, function):
+        """A device function, compiled for the kinds of these arguments."""
+        analysis = self.analysis.callee(node, function)
+        name = self.bind(self.functions.compiled(analysis), function.__name__.strip("<>"))
+        arguments: list[ast.expr] = [
+            one
+            if isinstance(one, ast.Name) and self.kind(one).name == "local"
+            else ast.Starred(self.visit(one.value), ast.Load())
+            if isinstance(one, ast.Starred)
+            else self.visit(one)
+            for one in node.args
+        ]
+        keywords = [
+            ast.keyword(
+                one.arg,
+                one.value
+                if isinstance(one.value, ast.Name) and self.kind(one.value).name == "local"
+                else self.visit(one.value),
+            )
+            for one in node.keywords
+        ]
+        return ast.Call(load(name), arguments, keywords)
+
+    def _call_intrinsic(self, node, operation):
+        """An instruction: its emulation, told where it stands if it may touch memory."""
+        traffic = getattr(operation, "traffic", "")
+        scope = getattr(operation, "scope", "thread")
+        if scope == "thread" and not traffic and self._is_scalar_call(node):
+            result = self._plain(node, self.bind(operation.emulate, "intrinsic"))
+            return result if self.kind(node).name in FLOATS else call("_argument", result)
+        wrapper = self.functions.instruction(operation)
+        arguments, keywords = self._arguments(node)
+        name = self.bind(wrapper, "intrinsic")
+        return ast.Call(load(name), [self.position(node), *arguments], keywords)
+
+    def _call_cuda(self, node, path):
+        if path == "local.array":
+            shape, dtype, _ = self.analysis.declaration(node)
+            place = self.analysis.place(node)
+            self.functions.note_local(place, node.col_offset, shape, dtype)
+            make = self.functions.local_maker(shape)
+            return call(self.bind(make, "local"))
+        if path == "shared.array":
+            return self._shared(node)
+        method = getattr(self.functions.device, path.replace(".", "_"), None)
+        if method is None:
+            raise self.analysis.unsupported(node, f"cuda.{path}")
+        if path.startswith("threadfence"):
+            self.functions.note_fence()
+        arguments, keywords = self._arguments(node)
+        name = self.bind(method, "cuda")
+        self.functions.keep(method)
+        return ast.Call(load(name), [self.position(node), *arguments], keywords)
+
+    def _shared(self, node):
+        shape, dtype, alignment = self.analysis.declaration(node)
+        names = [
+            target.id
+            for statement in self.analysis.body
+            for one in ast.walk(statement)
+            if isinstance(one, ast.Assign) and one.value is node
+            for target in one.targets
+            if isinstance(target, ast.Name)
+        ]
+        name = names[0] if names else f"line {node.lineno}"
+        make = self.functions.shared_maker(self.analysis, node, name, shape, dtype, alignment)
+        return call(self.bind(make, "shared"))

@@ -1,0 +1,183 @@
+"""Rich renderables of a `Report`: the whole, and one warp instruction lane by lane."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .errors import Place
+from .grouping import LANES
+from .passes import BANK_BYTES, BANKS, SECTOR_BYTES
+from .report import Entry, Report
+
+TOP_LINES = 12
+
+
+def summary(report: Report, top: int = TOP_LINES) -> Group:
+    """Totals, the dearest lines with their source, what to look at, findings."""
+    parts: list = [_head(report), _memory_table(report), _line_table(report, top)]
+    for title, rows in (("Look at", advice(report)), ("Errors", list(map(str, report.findings)))):
+        if rows:
+            parts.append(Text(title, style="bold"))
+            parts += [Text(f"  {row}") for row in rows]
+    return Group(*parts)
+
+
+def _head(report: Report) -> Text:
+    flops = ", ".join(f"{n:,} {name}" for name, n in sorted(report.total_flops.items())) or "none"
+    return Text(
+        f"{report.kernel} on grid {report.grid}, block {report.block}: {report.blocks:,} blocks "
+        f"ran, {report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a "
+        f"block, {report.local_bytes:,} bytes of local arrays a thread\n"
+        f"floating-point operations: {flops}"
+    )
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if value else "-"
+
+
+def _memory_table(report: Report) -> Table:
+    table = Table(title="Warp instructions by memory", title_justify="left", box=None)
+    table.add_column("memory")
+    for name in ("instructions", "bytes", "sectors", "ideal", "passes", "conflicts", "partial"):
+        table.add_column(name, justify="right")
+    keys = {
+        (e.memory.space, e.memory.name, e.site.operation, e.site.traffic) for e in report.entries
+    }
+    for space, array, operation, traffic in sorted(keys):
+        count = report.count(space, operation, array, traffic=traffic)
+        numbers = (
+            count.instructions,
+            count.bytes,
+            count.sectors,
+            count.ideal_sectors,
+            count.passes,
+            count.conflicts,
+            count.partial,
+        )
+        label = escape(f"{space} {array} {operation} {traffic}".rstrip())
+        table.add_row(label, *map(_number, numbers))
+    return table
+
+
+def _line_table(report: Report, top: int) -> Table:
+    table = Table(title="Dearest lines", title_justify="left", box=None)
+    table.add_column("line", justify="right")
+    for name in ("sectors", "passes", "conflicts"):
+        table.add_column(name, justify="right")
+    table.add_column("source", no_wrap=True, overflow="ellipsis")
+    for place, count in list(report.lines().items())[:top]:
+        table.add_row(
+            str(place.line),
+            _number(count.sectors),
+            _number(count.passes),
+            _number(count.conflicts),
+            escape(place.text),
+        )
+    return table
+
+
+def advice(report: Report) -> list[str]:
+    """Lines whose accesses cost twice what the same bytes need, dearest first."""
+    found = []
+    for entry in report.entries:
+        count, place = entry.count, entry.site.place
+        if count.sectors >= 2 * count.ideal_sectors > 0:
+            found.append(
+                (
+                    count.sectors - count.ideal_sectors,
+                    f"uncoalesced: line {place.line} ({place.text}) takes "
+                    f"{count.sectors / count.instructions:.1f} sectors of {entry.memory.name} an "
+                    f"instruction where {count.ideal_sectors / count.instructions:.1f} would do",
+                )
+            )
+        elif count.passes and count.passes >= 2 * (count.passes - count.conflicts):
+            found.append(
+                (
+                    count.conflicts,
+                    f"bank conflict: line {place.line} ({place.text}) takes "
+                    f"{count.passes / count.instructions:.1f} passes over {entry.memory.name} an "
+                    f"instruction, conflicts cost {count.conflicts / count.instructions:.1f}",
+                )
+            )
+    ordered = [text for _, text in sorted(found, key=lambda one: -one[0])]
+    return ordered + [
+        f"local memory: line {place.line} ({place.text}) indexes a local array by what is not "
+        "constant once loops are unrolled, so the array cannot stay in registers"
+        for place in report.run_time_indices
+    ]
+
+
+def at_line(report: Report, line: int, array: str | None = None) -> Entry:
+    """The dearest entry of a source line.
+
+    Raises
+    ------
+    ValueError
+        If no access of the trace stands there.
+    """
+    found = [
+        entry
+        for entry in report.entries
+        if entry.site.place.line == line and array in (None, entry.memory.name)
+    ]
+    if not found:
+        lines = sorted({entry.site.place.line for entry in report.entries})
+        raise ValueError(f"line must be one with accesses, {lines}, got {line}")
+    return max(found, key=lambda entry: entry.count.sectors + entry.count.passes)
+
+
+def warp(report: Report, line: int, array: str | None = None) -> Group:
+    """The dearest warp instruction of a line: which lane goes to which bank or sector.
+
+    Parameters
+    ----------
+    report : Report
+    line : int
+    array : str, optional
+        Where the line accesses several.
+    """
+    entry = at_line(report, line, array)
+    place: Place = entry.site.place
+    shared = entry.memory.space == "shared"
+    title = Text(
+        f"line {place.line}: {place.text}\n"
+        f"{entry.site.operation} of {entry.size} bytes a lane, {entry.memory.space} "
+        f"{entry.memory.name}"
+    )
+    table = Table(box=None)
+    table.add_column("lanes", justify="right")
+    for lane in range(8):
+        table.add_column(f"+{lane}", justify="right")
+    cells = [_cell(entry, lane, shared) for lane in range(LANES)]
+    for first in range(0, LANES, 8):
+        table.add_row(str(first), *cells[first : first + 8])
+    return Group(title, table, Text(_sentence(entry, shared)))
+
+
+def _cell(entry: Entry, lane: int, shared: bool) -> str:
+    address = int(entry.worst[lane])
+    if address < 0:
+        return "."
+    if shared:
+        word = address // BANK_BYTES
+        return f"{word % BANKS}:{(address - entry.memory.base) // BANK_BYTES // BANKS}"
+    return str((address - entry.memory.base) // SECTOR_BYTES)
+
+
+def _sentence(entry: Entry, shared: bool) -> str:
+    from .passes import passes, sectors
+
+    row = entry.worst[None, :]
+    active = int(np.count_nonzero(entry.worst >= 0))
+    if shared:
+        needed, lost = passes(row, entry.size)
+        return (
+            f"a cell is bank:row of the lane's first word; {active} lanes, {needed[0]} passes, "
+            f"{lost[0]} of them lost to bank conflicts"
+        )
+    return f"a cell is the sector of the array; {active} lanes, {sectors(row)[0]} sectors"

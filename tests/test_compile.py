@@ -1,0 +1,130 @@
+"""Kernels compile without a GPU for every architecture, and keep to registers where it matters."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from flash_numba.kernels.builds import ARCHITECTURES, Build, listed_builds, prepare
+from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release
+from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
+from flash_numba.launch import SHARED_LIMITS, shared_limit
+
+TABLE = json.loads(
+    (Path(__file__).parents[1] / "benchmarks/results/compile_table.json").read_text()
+)
+ROWS = {
+    tuple(Build(**{f: row[f] for f in Build._fields})._replace(cc=tuple(row["cc"]))): row
+    for row in TABLE["rows"]
+}
+# One of each kernel, and the oldest and the newest architecture.
+COMPILED_HERE = [
+    ("flash2", "forward", "fp32", 64, "causal", (7, 5)),
+    ("flash2", "forward", "fp32", 128, "full", (9, 0, "a")),
+    ("flash2", "backward", "fp32", 64, "full", (9, 0, "a")),
+    ("flash2", "backward", "fp32", 128, "causal", (12, 0)),
+]
+# The simple rungs: kernels that walk tiles, and one that reads rows.
+SIMPLE_COMPILED_HERE = [
+    ("flash1", "forward", "fp32", 64, "causal", (7, 5)),
+    ("flash1", "backward", "fp32", 64, "ALiBi and dropout", (9, 0, "a")),
+    ("standard", "forward S", "fp32", 128, "causal", (7, 5)),
+    ("standard", "backward dS", "fp16", 64, "ALiBi and dropout", (9, 0, "a")),
+]
+DATA_SHEET_KB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (12, 0): 99}
+
+
+def has_nvvm():
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    try:
+        load_nvidia_dynamic_lib("nvvm")
+        load_nvidia_dynamic_lib("nvrtc")
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_table_covers_the_listed_builds():
+    assert set(ROWS) == {tuple(build) for build in listed_builds()}
+
+
+@pytest.mark.parametrize("key", sorted(ROWS, key=str), ids=str)
+def test_table_of_the_fast_tiles(key):
+    """On the data-centre GPUs whose shared memory holds the large tiles, nothing spills."""
+    row = ROWS[key]
+    assert row["shared_bytes"] + 16 <= 1024 * DATA_SHEET_KB[key[5][:2]]
+    assert row["registers"] <= 255
+    if key[5][:2] == (9, 0) and key[3] <= 128 and key[4] == "full":
+        assert row["spill_bytes"] == row["stack_bytes"] == 0
+
+
+@pytest.mark.parametrize("cc", sorted(DATA_SHEET_KB), ids=str)
+def test_shared_limits_are_those_of_the_data_sheets(cc):
+    assert shared_limit(cc) == 1024 * DATA_SHEET_KB[cc]
+    assert SHARED_LIMITS[cc] == DATA_SHEET_KB[cc]
+
+
+@pytest.mark.parametrize("cc", sorted(DATA_SHEET_KB), ids=str)
+@pytest.mark.parametrize("vectors", [True, False])
+def test_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
+    for head_dim in range(1, 257, 5):
+        for head_dim_v in (head_dim, 257 - head_dim):
+            spec = Spec("fp32", head_dim, head_dim_v, vectors)
+            for choose in (forward_tiles, backward_tiles):
+                tiles = choose(spec, cc, shared_limit(cc))
+                assert tiles.shared_bytes + 16 <= shared_limit(cc)
+                assert tiles.depth >= head_dim
+                assert tiles.depth_v >= head_dim_v
+
+
+def test_tiles_beyond_256_are_refused():
+    with pytest.raises(ValueError, match="at most 256, got 257 and 64"):
+        forward_tiles(Spec("fp32", 257, 64), (9, 0), shared_limit((9, 0)))
+    with pytest.raises(ValueError, match="at most 256, got 64 and 300"):
+        backward_tiles(Spec("fp32", 64, 300), (9, 0), shared_limit((9, 0)))
+
+
+def test_older_gpus_are_refused():
+    with pytest.raises(ValueError, match=r">= 7\.5, got 7\.0"):
+        shared_limit((7, 0))
+
+
+def compiled(key):
+    if not has_nvvm():
+        pytest.skip("no NVVM library: install the extra cu13")
+    (build,) = (build for build in listed_builds() if tuple(build) == key)
+    kernel, signature, _ = prepare(build)
+    ptx = compile_ptx(kernel, signature, build.cc)
+    assert "__local_depot" not in ptx
+    return build, ptx
+
+
+@pytest.mark.parametrize("key", COMPILED_HERE, ids=str)
+def test_build(key):
+    build, ptx = compiled(key)
+    assert ptx.count("fma.rn.f32") >= 256
+    assert ("cp.async" in ptx) == (build.cc >= (8, 0))
+    check_resources(build, ptx)
+
+
+@pytest.mark.parametrize("key", SIMPLE_COMPILED_HERE, ids=str)
+def test_build_of_a_simple_rung(key):
+    check_resources(*compiled(key))
+
+
+def check_resources(build, ptx):
+    """They are those of the table, where the same ptxas is installed."""
+    if ptxas_release() is None:
+        pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
+    found = assemble(ptx, build.cc)
+    if ptxas_release() == TABLE["ptxas"]:
+        row = ROWS[tuple(build)]
+        assert abs(found.registers - row["registers"]) <= 4
+        assert found.spill_bytes <= row["spill_bytes"]
+
+
+def test_architectures_are_the_supported_ones():
+    assert {cc[:2] for cc in ARCHITECTURES} == set(DATA_SHEET_KB)

@@ -1,0 +1,216 @@
+"""Counts of the thread runner against numbers derived by hand, and its speed."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="kernels need numba")
+
+import traced_kernels as kernels
+from bug_zoo import empty, vector
+
+from simulator.threads import trace
+from simulator.threads.passes import passes, sectors
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def test_neighbours_share_sectors():
+    report = trace(kernels.copy)[2, 64](vector(128), empty(128))
+    load, store = report.count("global", "load"), report.count("global", "store")
+    assert (load.instructions, load.lanes, load.bytes) == (4, 128, 512)
+    assert load.sectors == load.ideal_sectors == store.sectors == 16
+    assert load.partial == 0
+
+
+def test_real_alignment_counts():
+    base = vector(65)
+    report = trace(kernels.copy)[1, 32](base[1:33], empty(32))
+    assert report.count("global", "load").sectors == 5
+    assert report.count("global", "store").sectors == 4
+
+
+def test_column_takes_a_sector_a_lane():
+    x = np.zeros((32, 64), np.float32)
+    report = trace(kernels.copy_column)[1, 32](x, empty(32))
+    load = report.count("global", "load")
+    assert (load.sectors, load.ideal_sectors) == (32, 4)
+
+
+def test_negative_and_wide_strides_keep_their_addresses():
+    x = vector(128)
+    report = trace(kernels.copy)[1, 32](x[::-2][:32], y := empty(32))
+    np.testing.assert_array_equal(y, x[::-2][:32])
+    assert report.count("global", "load").sectors == 8
+
+
+@pytest.mark.parametrize(
+    ("stride", "expected"), [(0, 1), (1, 1), (2, 2), (4, 4), (8, 8), (32, 32), (33, 1), (31, 1)]
+)
+def test_stride_decides_bank_conflicts(stride, expected):
+    report = trace(kernels.make_shared_stride(stride))[1, 32](empty(32))
+    load = report.count("shared", "load")
+    assert (load.instructions, load.passes, load.conflicts) == (1, expected, expected - 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "instructions", "lanes"),
+    [
+        (kernels.alternating, 8 // 2, 64),
+        (kernels.uneven_inner_loops, 4, 96),
+        (kernels.leaves_loop, 4, 96),
+        (kernels.skips_turns, 3, 64),
+        (kernels.device_function_returns_early, 4, 64),
+        (kernels.conditional_expression, 4, 64),
+        (kernels.short_circuit, 4, 64),
+    ],
+    ids=lambda one: one.py_func.__name__ if hasattr(one, "py_func") else str(one),
+)
+def test_lanes_meet_again_after_what_parted_them(kernel, instructions, lanes):
+    x = np.ones(160, np.float32)
+    report = trace(kernel)[1, 32](x, empty(32))
+    load = report.count("global", "load", array="x")
+    assert (load.instructions, load.lanes) == (instructions, lanes)
+    assert report.count("global", "store").instructions == 1
+
+
+def test_naive_flash_attention_costs_what_its_schedule_says():
+    n, tile, depth = 64, kernels.TILE, kernels.DEPTH
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((n, depth), np.float32) for _ in range(3))
+    out = empty(n, depth)
+    report = trace(kernels.make_naive())[n // tile, tile](q, k, v, out, np.float32(0.125))
+    scores = (q @ k.T).astype(np.float64) / 8
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    expected = weights / weights.sum(1, keepdims=True) @ v
+    assert np.abs(out - expected).max() < 64 * 2**-24
+
+    blocks = tiles = n // tile
+    whole = n * depth // 8
+    assert report.count("global", "load").sectors == whole + blocks * 2 * whole
+    assert report.count("global", "store").sectors == n * depth
+    pairs = blocks * tiles
+    load = report.count("shared", "load")
+    assert load.instructions == pairs * tile * depth * 3
+    assert load.conflicts == pairs * tile * depth * 31
+    assert report.count("shared", "load", array="sQ").passes == pairs * tile * depth * 32
+    assert report.count("shared", "store").conflicts == 0
+    assert report.barriers == blocks * tiles * 2
+    products = 2 * n * n * depth
+    flops = report.total_flops
+    assert flops["mul"] == products + n * n + n * tiles * (depth + 1)
+    assert flops["add"] == products + 2 * n * n + n * tiles
+    assert flops["exp"] == n * n + n * tiles
+    assert flops["div"] == n * depth
+    assert report.local_bytes == 4 * (depth + tile)
+
+
+def definition_of_passes(words, width, store):
+    """The rule lane by lane, as plain sets; `words` has None for lanes that take no part."""
+
+    def repeats(lanes):
+        wanted = {
+            word + k for lane in lanes if (word := words[lane]) is not None for k in range(width)
+        }
+        banks = [word % 32 for word in wanted]
+        return max((banks.count(bank) for bank in set(banks)), default=0)
+
+    def agree(lanes, bit):
+        return all(
+            words[lane] is None or words[lane ^ bit] is None or words[lane] == words[lane ^ bit]
+            for lane in lanes
+        )
+
+    if width == 1:
+        return repeats(range(32))
+    step = 32 * 2 // width
+    total = 0
+    for first in range(0, 32, step):
+        lanes = range(first, first + step)
+        if not store and (agree(lanes, 1) or agree(lanes, 2)):
+            total += repeats(lanes)
+        else:
+            total += repeats(lanes[: step // 2]) + repeats(lanes[step // 2 :])
+    return total
+
+
+words = st.one_of(
+    st.lists(st.one_of(st.none(), st.integers(0, 200)), min_size=32, max_size=32),
+    st.builds(
+        lambda a, b, c, m: [
+            a * (lane // m) + b * (lane % m) + c * (lane >> 3) for lane in range(32)
+        ],
+        st.integers(0, 40),
+        st.integers(0, 40),
+        st.integers(0, 40),
+        st.sampled_from([1, 2, 4, 8, 16]),
+    ),
+)
+
+
+@given(st.lists(words, min_size=1, max_size=5), st.sampled_from([1, 2, 4]), st.booleans())
+def test_passes_follow_their_definition(rows, width, store):
+    rows = [[w if w is None else w * width for w in row] for row in rows]
+    addresses = np.array([[-1 if w is None else 4 * w for w in row] for row in rows])
+    found, lost = passes(addresses, 4 * width, store)
+    assert found.tolist() == [definition_of_passes(row, width, store) for row in rows]
+    assert ((lost >= 0) & (lost <= found)).all()
+    expected = [len({w * 4 // 32 for w in row if w is not None}) for row in rows]
+    assert sectors(addresses).tolist() == expected
+
+
+def test_passes_are_those_of_a_gpu():
+    measured = json.loads((RESULTS / "shared_passes.json").read_text())
+    assert len(measured["cases"]) == 600
+    other_conflicts = 0
+    for case in measured["cases"]:
+        at, size = np.array(case["at"]), case["bytes"]
+        addresses = np.where(at < 0, -1, at * size)[None]
+        found, lost = passes(addresses, size, case["store"])
+        assert found.tolist() == [case["passes"]]
+        if lost.tolist() != [case["conflicts"]]:
+            other_conflicts += 1
+            assert size == 16
+            assert (at < 0).any()
+    assert other_conflicts == 2
+
+
+def test_two_byte_neighbours_share_a_word():
+    addresses = np.arange(32)[None] * 2
+    assert passes(addresses, 2)[0].tolist() == [1]
+
+
+def test_whole_16_byte_broadcast_takes_two_passes():
+    assert passes(np.zeros((1, 32), np.int64), 16)[0].tolist() == [2]
+    assert passes(np.arange(32)[None] * 16, 16)[0].tolist() == [4]
+
+
+def test_chosen_blocks_run_alone():
+    y = empty(128)
+    report = trace(kernels.copy, blocks=[1])[2, 64](vector(128), y)
+    assert report.blocks == 1
+    assert report.count("global", "load").lanes == 64
+    assert np.isnan(y[:64]).all()
+    assert not np.isnan(y[64:]).any()
+
+
+def test_speed_of_the_naive_kernel():
+    """At least 0.5 million counted accesses a second of one core's time, twice that uncounted."""
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal((64, 64), np.float32) for _ in range(3)]
+    rates, accesses = {}, 0
+    for count in (True, False):
+        start = time.process_time()
+        report = trace(kernels.make_naive(), count=count)[2, 32](
+            *arrays, empty(64, 64), np.float32(1)
+        )
+        spent = time.process_time() - start
+        accesses = report.count().lanes or accesses
+        rates[count] = accesses / spent
+    assert rates[True] > 0.5e6
+    assert rates[False] > 1e6

@@ -1,0 +1,147 @@
+"""The errors that a GPU hides, each found and named; none found where there is none."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="kernels need numba")
+
+import traced_kernels as kernels
+from bug_zoo import SOUND, ZOO, Case, empty, vector
+
+from simulator.threads import KernelError, trace
+
+
+def run(case: Case, **options):
+    arguments = [one.copy() for one in case.args]
+    return trace(case.kernel, **options)[case.grid, case.block](*arguments)
+
+
+def name(case: Case) -> str:
+    return case.kernel.py_func.__name__
+
+
+@pytest.mark.parametrize("case", ZOO, ids=name)
+def test_bug_is_diagnosed_at_its_lines(case):
+    with pytest.raises(KernelError) as caught:
+        run(case, turns=20_000)
+    finding = caught.value.finding
+    assert finding.kind == case.kind
+    assert case.says in finding.message
+    found = [place.text for place in finding.places]
+    for line in case.lines:
+        assert line in found
+        found.remove(line)
+    assert name(case) in str(caught.value)
+
+
+@pytest.mark.parametrize("case", SOUND, ids=name)
+def test_sound_kernel_gives_no_finding(case):
+    assert run(case, errors="collect").findings == []
+
+
+def test_zoo_covers_every_kind_of_error():
+    assert len(ZOO) >= 12
+    assert {case.kind for case in ZOO} >= {
+        "race",
+        "shuffle",
+        "out of bounds",
+        "uninitialised read",
+        "barrier",
+        "deadlock",
+        "runaway loop",
+    }
+
+
+def test_collected_errors_do_not_stop_the_kernel():
+    x, y = vector(100), empty(100)
+    tail = next(case for case in ZOO if name(case) == "no_tail_mask")
+    report = trace(tail.kernel, errors="collect")[2, 64](x, y)
+    (finding,) = report.findings
+    assert finding.kind == "out of bounds"
+    np.testing.assert_array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        (kernels.unsupported, "cuda.activemask"),
+        (kernels.unknown_function, "cuda.cg.this_grid"),
+        (kernels.with_try, "the statement try"),
+    ],
+)
+def test_unsupported_feature_is_named_with_its_line(kernel, says):
+    with pytest.raises(KernelError) as caught:
+        trace(kernel)[1, 1](np.zeros(1, np.float32))
+    finding = caught.value.finding
+    assert finding.kind == "unsupported"
+    assert says in finding.message
+    assert finding.places[0].file == __file__.replace("test_threads_errors", "traced_kernels")
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "says"),
+    [
+        (0, 32, "grid"),
+        (1, 1025, "block"),
+        ((1, 65536), 32, "grid"),
+        (1, (1, 1, 65), "block"),
+        (1, (32, 33), "1056 threads"),
+        (1, 65, "launch_bounds allow 64"),
+    ],
+)
+def test_impossible_launch_is_refused_as_cuda_would(grid, block, says):
+    with pytest.raises(KernelError, match="CUDA_ERROR_INVALID_VALUE") as caught:
+        trace(kernels.bounded)[grid, block](np.zeros(64, np.float32))
+    assert says in caught.value.finding.message
+
+
+def test_too_much_shared_memory_is_refused():
+    with pytest.raises(KernelError, match="exceed the 232448"):
+        trace(kernels.dynamic_shared)[1, 32, 0, 228 * 1024](vector(), empty(64))
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"takes 2 arguments \(x, y\), got 1"):
+        trace(kernels.copy)[1, 32](vector())
+    with pytest.raises(TypeError, match="x must be a NumPy array"):
+        trace(kernels.copy)[1, 32]([1, 2], empty(2))
+    with pytest.raises(TypeError, match="dtype complex64"):
+        trace(kernels.copy)[1, 32](vector().astype(np.complex64), empty(64))
+    with pytest.raises(TypeError, match="kernel must be"):
+        trace(3)
+    with pytest.raises(TypeError, match="grid must be an int"):
+        trace(kernels.copy)[1.5, 32]
+    with pytest.raises(ValueError, match="griddim and blockdim"):
+        trace(kernels.copy)[32]
+    with pytest.raises(ValueError, match="errors must be"):
+        trace(kernels.copy, errors="ignore")
+    with pytest.raises(ValueError, match="blocks must lie within"):
+        trace(kernels.copy, blocks=[2])[2, 32](vector(), empty(64))
+
+
+def test_kernel_without_source_says_so():
+    namespace = {}
+    exec("def kernel(x):\n    x[0] = 1\n", namespace)
+    with pytest.raises(KernelError, match="source of kernel cannot be read"):
+        trace(namespace["kernel"])[1, 1](np.zeros(1))
+
+
+def test_order_of_threads_changes_nothing_but_what_is_wrong():
+    for case in SOUND:
+        threads = range(case.block)
+        outputs = []
+        for order in (None, tuple(reversed(threads))):
+            arguments = [one.copy() for one in case.args]
+            trace(case.kernel, order=order)[case.grid, case.block](*arguments)
+            outputs.append(arguments[-1])
+        np.testing.assert_array_equal(*outputs)
+    race = next(case for case in ZOO if name(case) == "missing_barrier")
+    with pytest.raises(KernelError, match="race"):
+        run(race, order=tuple(reversed(range(64))))
+    with pytest.raises(ValueError, match="order must hold each of 0 to 63 once"):
+        run(race, order=range(63))
+
+
+def test_errors_can_be_left_unlooked_for():
+    race = next(case for case in ZOO if name(case) == "race_on_output")
+    assert run(race, check=False).findings == []

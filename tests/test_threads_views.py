@@ -1,0 +1,165 @@
+"""What a trace shows: report, warp view, JSON and the command."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+pytest.importorskip("numba", reason="kernels need numba")
+
+import traced_kernels as kernels
+from bug_zoo import empty, vector
+from rich.console import Console
+
+from simulator.threads import advice, trace, warp
+from simulator.trace_cli import load_case, trace_command
+
+
+def text(view) -> str:
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+@pytest.fixture(scope="module")
+def naive():
+    arrays = [np.ones((64, 64), np.float32) for _ in range(3)]
+    return trace(kernels.make_naive())[2, 32](*arrays, empty(64, 64), np.float32(1))
+
+
+def line_of(report, source: str) -> int:
+    (line,) = {one.site.place.line for one in report.entries if one.site.place.text == source}
+    return line
+
+
+def test_report_shows_totals_and_the_dearest_lines_first(naive):
+    shown = str(naive)
+    assert "naive on grid (2, 1, 1), block (32, 1, 1): 2 blocks ran, 8 barriers" in shown
+    assert re.search(r"shared sQ load +8,192 +1,048,576 +- +- +262,144 +253,952", shown)
+    first = shown.index("dot += sQ[row, c] * sK[r, c]")
+    assert first < shown.index("acc[c] += p * sV[r, c]") < shown.index("O[first + row, c]")
+
+
+def test_advice_names_conflicts_and_uncoalesced_stores(naive):
+    conflict, store = advice(naive)
+    assert conflict.startswith("bank conflict: line")
+    assert "dot += sQ[row, c] * sK[r, c]" in conflict
+    assert "32.0 passes over sQ an instruction" in conflict
+    assert store.startswith("uncoalesced: line")
+    assert "32.0 sectors of O an instruction where 4.0 would do" in store
+
+
+def test_advice_names_local_arrays_that_cannot_be_registers():
+    (line,) = advice(trace(kernels.local_memory)[1, 32](vector(), empty(32)))
+    assert line.startswith("local memory: line")
+    assert "(y[i] = r[i % 8])" in line
+
+
+def test_sound_copy_gets_no_advice():
+    assert advice(trace(kernels.copy)[1, 32](vector(), empty(64))) == []
+
+
+def test_warp_view_shows_bank_and_sector_of_each_lane(naive):
+    conflict = text(warp(naive, line_of(naive, "dot += sQ[row, c] * sK[r, c]"), "sQ"))
+    assert "32 passes, 31 of them lost to bank conflicts" in conflict
+    cells = re.findall(r"\b(\d+):(\d+)\b", conflict)
+    assert len(cells) == 32
+    assert len({bank for bank, _ in cells}) == 1
+    assert [int(row) for _, row in cells] == list(range(0, 64, 2))
+    store = text(warp(naive, line_of(naive, "O[first + row, c] = acc[c] / row_sum")))
+    assert "32 sectors" in store
+
+
+def test_warp_view_of_a_line_without_accesses_says_which_have_some(naive):
+    with pytest.raises(ValueError, match="line must be one with accesses"):
+        warp(naive, 1)
+
+
+def test_json_holds_every_count(naive):
+    found = json.loads(json.dumps(naive.as_dict()))
+    assert found["kernel"] == "naive"
+    entries = [e for e in found["entries"] if e["array"] == "sQ" and e["operation"] == "load"]
+    assert sum(e["conflicts"] for e in entries) == 253_952
+    assert found["hardware"]["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] == 4096
+    assert found["flops"]["div"] == 4096
+
+
+CASES = """
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def double(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i] + x[i]
+
+def double_case():
+    return double, 2, 32, (np.ones(64, np.float32), np.zeros(64, np.float32))
+
+def short():
+    return double, 2, 32, (np.ones(60, np.float32), np.zeros(64, np.float32))
+
+def nonsense():
+    return 3
+"""
+
+
+@pytest.fixture
+def cases(tmp_path):
+    path = tmp_path / "cases.py"
+    path.write_text(CASES)
+    return str(path)
+
+
+def command(*arguments: str):
+    app = typer.Typer()
+    app.command()(trace_command)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_command_shows_a_report_or_one_warp(cases):
+    result = command(f"{cases}:double")
+    assert result.exit_code == 0
+    assert "double on grid (2, 1, 1)" in result.output
+    result = command(f"{cases}:double", "--line", "8", "--array", "x")
+    assert "32 lanes, 4 sectors" in result.output
+    result = command(f"{cases}:double", "--json")
+    assert json.loads(result.output)["blocks"] == 2
+
+
+def test_command_fails_on_an_error_of_the_kernel(cases):
+    result = command(f"{cases}:short")
+    assert result.exit_code == 1
+    assert "out of bounds" in result.output
+    assert "y[i] = x[i] + x[i]" in result.output
+    assert command(f"{cases}:short", "--collect").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("double", "must be module:name"),
+        ("nowhere.py:double", "no such file"),
+        ("no_such_module:double", "cannot import no_such_module"),
+        ("{}:triple", "must have triple or triple_case"),
+        ("{}:nonsense", "must give"),
+        ("numba_cases.py:anything", "pip install"),
+    ],
+)
+def test_bad_target_says_what_is_wrong(cases, target, says, monkeypatch, tmp_path):
+    if target.startswith("numba_cases"):
+        (tmp_path / "numba_cases.py").write_text("import numba.no_such_part\n")
+        monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=says):
+        load_case(target.format(cases))
+
+
+def test_kernel_without_case_says_how_to_write_one(tmp_path):
+    path = tmp_path / "only_kernel.py"
+    path.write_text(CASES.split("def double_case")[0])
+    with pytest.raises(ValueError, match=r"write a function double_case\(\)"):
+        load_case(f"{path}:double")
