@@ -184,6 +184,30 @@ def test_imports_need_no_numba_and_touch_no_gpu(blocked, package, left_out):
     assert package in run_without(blocked, IMPORT_ALL, package, left_out).split()
 
 
+def test_kernels_import_and_trace_with_plain_numba(tmp_path):
+    kernel = "from numba import cuda\n\n\n@cuda.jit\ndef double(x):\n    x[cuda.threadIdx.x] *= 2\n"
+    (tmp_path / "mine.py").write_text(kernel)
+    code = """
+import importlib.util
+# numba-cuda puts itself in the place of numba.cuda through this finder.
+sys.meta_path[:] = [one for one in sys.meta_path if "redirector" not in type(one).__module__]
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in blocked else find(name, *rest)
+
+import numpy as np
+from flash_numba.device.numba_cuda import NUMBA_CUDA
+from flash_numba.kernels import flash1, flash2, flash2_backward, standard
+from simulator.threads import trace
+sys.path.append(sys.argv[1])
+from mine import double
+
+x = np.arange(4.0)
+trace(double)[1, 4](x)
+print(NUMBA_CUDA, x)
+"""
+    assert run_without(PLAIN_NUMBA, code, str(tmp_path)) == "False [0. 2. 4. 6.]\n"
+
+
 @without_cuda
 @pytest.mark.parametrize(
     ("command", "says"),
