@@ -30,13 +30,13 @@ def emulated_by(emulate, traffic: str = "") -> Any:
     return decorate
 
 
-def _assembly(builder, text, constraints, args, result, side_effect=False):
+def assembly(builder, text, constraints, args, result, side_effect=False):
     """Call inline PTX; ``$0`` in `text` is the result, or the first operand if there is none."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=side_effect), args)
 
 
-def _pointer(context, builder, array_type, array, index_type, index):
+def pointer_to(context, builder, array_type, array, index_type, index):
     """Address of ``array[index]``, neighbours in the last axis taken to be neighbours in memory."""
     array = context.make_array(array_type)(context, builder, value=array)
     parts = [
@@ -76,7 +76,7 @@ def _in_space(builder, pointer, kind, space):
 def _vector_load(space, doc) -> Any:
     def typing(typingctx, array, index):
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, array, args[0], index, args[1])
+            pointer = pointer_to(context, builder, array, args[0], index, args[1])
             vector, size = _vector_of(array)
             loaded = builder.load(_in_space(builder, pointer, vector, space), align=size)
             parts = [builder.extract_element(loaded, I32(i)) for i in range(4)]
@@ -92,7 +92,7 @@ def _vector_load(space, doc) -> Any:
 def _vector_store(space, doc) -> Any:
     def typing(typingctx, array, index, values):
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, array, args[0], index, args[1])
+            pointer = pointer_to(context, builder, array, args[0], index, args[1])
             vector, size = _vector_of(array)
             packed = ir.Constant(vector, ir.Undefined)
             for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
@@ -137,23 +137,23 @@ def copy16_async(typingctx, shared, to, source, index, valid):
     """
 
     def codegen(context, builder, signature, args):
-        target = _pointer(context, builder, shared, args[0], to, args[1])
-        origin = _pointer(context, builder, source, args[2], index, args[3])
+        target = pointer_to(context, builder, shared, args[0], to, args[1])
+        origin = pointer_to(context, builder, source, args[2], index, args[3])
         target = builder.addrspacecast(target, ir.PointerType(F32, SHARED))
         origin = builder.addrspacecast(origin, ir.PointerType(F32, GLOBAL))
         size = builder.select(args[4], I32(16), I32(0))
         operands = [builder.ptrtoint(target, I32), builder.ptrtoint(origin, I64), size]
         text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-        _assembly(builder, text, "r,l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
+        assembly(builder, text, "r,l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
         return context.get_dummy_value()
 
     return types.void(shared, to, source, index, types.boolean), codegen
 
 
-def _no_operand(text, doc, traffic="") -> Any:
+def no_operand(text, doc, traffic="") -> Any:
     def typing(typingctx):
         def codegen(context, builder, signature, args):
-            _assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
+            assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
             return context.get_dummy_value()
 
         return types.void(), codegen
@@ -163,7 +163,7 @@ def _no_operand(text, doc, traffic="") -> Any:
     return operation
 
 
-copy_wait_all = _no_operand(
+copy_wait_all = no_operand(
     "cp.async.wait_all;",
     "``cp.async.wait_all`` (9.7.9.25.3.3): wait for every copy that this thread started.",
     "cp.async.wait_all",
@@ -174,7 +174,7 @@ def _unary(name, text, emulate, doc) -> Any:
     def typing(typingctx, x):
         def codegen(context, builder, signature, args):
             x32 = context.cast(builder, args[0], x, types.float32)
-            return _assembly(builder, text, "=f,f", [x32], F32)
+            return assembly(builder, text, "=f,f", [x32], F32)
 
         return types.float32(x), codegen
 
@@ -199,7 +199,7 @@ def larger(typingctx, x, y):
         operands = [
             context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)
         ]
-        return _assembly(builder, "max.f32 $0, $1, $2;", "=f,f,f", operands, F32)
+        return assembly(builder, "max.f32 $0, $1, $2;", "=f,f,f", operands, F32)
 
     return types.float32(x, y), codegen
 
@@ -212,7 +212,7 @@ def rounded_product(typingctx, x, y):
         operands = [
             context.cast(builder, args[i], signature.args[i], types.float32) for i in (0, 1)
         ]
-        return _assembly(builder, "mul.rn.f32 $0, $1, $2;", "=f,f,f", operands, F32)
+        return assembly(builder, "mul.rn.f32 $0, $1, $2;", "=f,f,f", operands, F32)
 
     return types.float32(x, y), codegen
 
@@ -241,7 +241,7 @@ half_from_float = _convert(
     types.float32,
     types.uint16,
     lambda x: np.float32(x).astype(np.float16).view(np.uint16),
-    lambda builder, x: _assembly(builder, "cvt.rn.f16.f32 $0, $1;", "=h,f", [x], I16),
+    lambda builder, x: assembly(builder, "cvt.rn.f16.f32 $0, $1;", "=h,f", [x], I16),
 )
 float_from_bits = _convert(
     "``mov.b32`` (9.7.9.3): the float32 that has these 32 bits.",
@@ -308,7 +308,7 @@ def shared_tile(typingctx, memory, start, shape):
 
 def _element(context, builder, array, args, index):
     """64-bit address of an element of an array in global memory."""
-    pointer = _pointer(context, builder, array, args[0], index, args[1])
+    pointer = pointer_to(context, builder, array, args[0], index, args[1])
     origin = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, GLOBAL))
     return builder.ptrtoint(origin, I64)
 
@@ -320,7 +320,7 @@ def load_uncached(typingctx, array, index):
     def codegen(context, builder, signature, args):
         address = _element(context, builder, array, args, index)
         text = "ld.global.cg.f32 $0, [$1];"
-        return _assembly(builder, text, "=f,l,~{memory}", [address], F32, side_effect=True)
+        return assembly(builder, text, "=f,l,~{memory}", [address], F32, side_effect=True)
 
     return types.float32(array, index), codegen
 
@@ -332,7 +332,7 @@ def load_acquire(typingctx, array, index):
     def codegen(context, builder, signature, args):
         address = _element(context, builder, array, args, index)
         text = "ld.acquire.gpu.global.s32 $0, [$1];"
-        return _assembly(builder, text, "=r,l,~{memory}", [address], I32, side_effect=True)
+        return assembly(builder, text, "=r,l,~{memory}", [address], I32, side_effect=True)
 
     return types.int32(array, index), codegen
 
@@ -346,7 +346,7 @@ def store_release(typingctx, array, index, value):
         number = context.cast(builder, args[2], value, types.int32)
         text = "st.release.gpu.global.s32 [$0], $1;"
         operands = [address, number]
-        _assembly(builder, text, "l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
+        assembly(builder, text, "l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
         return context.get_dummy_value()
 
     return types.void(array, index, value), codegen
