@@ -15,15 +15,17 @@ I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SHARED, GLOBAL = 3, 1
 
 
-def emulated_by(emulate, traffic: str = "") -> Any:
+def emulated_by(emulate, traffic: str = "", **hooks) -> Any:
     """Decorator: a typing function as an intrinsic with its CPU twin `emulate`.
 
-    `simulator.threads` says what `traffic` means.
+    `simulator.threads` says what `traffic` and the other `hooks` (`scope`, `fetch`, `put`,
+    `context`) mean.
     """
 
     def decorate(typing):
         operation = intrinsic(typing)
         operation.emulate, operation.traffic = emulate, traffic
+        vars(operation).update(hooks)
         operation.__doc__ = typing.__doc__
         return operation
 

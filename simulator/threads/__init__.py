@@ -23,15 +23,27 @@ through attributes of the intrinsic:
     of n neighbours of the last axis, and ``store_vector(index, values)``: one access of n elements,
     checked for alignment. An emulation that only returns None is dropped from the text, so
     that compiler hints cost nothing.
-``operation.traffic`` (default "")
-    ``"cp.async"``: the accesses within are an asynchronous copy. They are counted apart, and the
-    shared memory written may not be read before ``"cp.async.wait..."``, the traffic of the
-    intrinsic that waits for all copies of its thread. ``"acquire"`` and ``"release"``: loads and
-    stores that order blocks; as with ``cuda.threadfence``, races between blocks are then not
-    looked for.
 ``operation.scope`` (default "thread")
-    ``"warp"``: `emulate` is called once when all lanes have come, each operand a tuple of the
-    lanes' values, and returns a sequence of results, one a lane.
+    ``"warp"`` or ``"warpgroup"``: `emulate` is called once when all 32 lanes or 128 threads have
+    come, each operand a tuple of the threads' values (of their local arrays, if that is what they
+    hand over), and returns a sequence of results, one a thread. Memory is best touched by the
+    threads: ``operation.fetch(*operands)`` runs in each of them before, and `emulate` gets the
+    tuple of what they fetched instead of the operands; ``operation.put(result, *operands)`` runs in
+    each of them afterwards.
+``operation.context`` (default False)
+    True: `emulate`, `fetch` and `put` get a `context.Context` before the operands. It knows the
+    running thread and keeps state of the block; ``wait`` stops a thread until a condition holds (a
+    deadlock's report says for what), ``meet`` is a barrier of a number of threads, ``release`` and
+    ``acquire`` order threads for the search for races, ``copy`` makes accesses those of an
+    asynchronous copy, and ``finish`` says that it was waited for. ``array.memory.objects`` is a
+    dict for the state of what lies in shared memory, such as an mbarrier, empty at a block's start.
+``operation.traffic`` (default "")
+    What the accesses within are counted as. ``"cp.async"``: copies of their thread's open group;
+    ``"cp.async.commit_group"``, ``"cp.async.wait_group"`` (its first operand says how many groups
+    may stay under way) and ``"cp.async.wait_all"`` close groups and wait. ``"bulk"`` and
+    ``"wgmma"``, like ``"cp.async"``, do not go through the load/store unit: no passes over shared
+    memory. ``"acquire"`` and ``"release"``: loads and stores that order blocks; as with
+    ``cuda.threadfence``, races between blocks are then not looked for.
 
 Names that are not emulated are errors that name the source line, before the kernel runs.
 """

@@ -12,13 +12,12 @@ import functools
 from .scalars import CASTS, dtype_name, from_memory
 
 _TEMPLATE = """
-def make(array, append, flat, valid, pending, convert, wrap, stored, outside, unset, copying,
-         sized, {sizes} start, scale, tag, ones, per):
+def make(array, append, flat, valid, convert, wrap, stored, outside, unset, sized,
+         {sizes} start, scale, tag, ones, per):
     def get({index} code):
         if {inside}:
             at = {offset}
             {log}
-            {check_pending}
             {check_valid}
             return {read}
         return outside(array, ({index}), code)
@@ -38,20 +37,18 @@ def make(array, append, flat, valid, pending, convert, wrap, stored, outside, un
 
 
 @functools.cache
-def _factory(ndim, counting, checked, per_element, asynchronous, converts):
+def _factory(ndim, counting, checked, per_element, converts):
     coded = "code" if per_element == 1 else "sized(code, scale)"
     index = "".join(f"i{axis}, " for axis in range(ndim))
     inside = " and ".join(f"0 <= i{a} < n{a}" for a in range(ndim)) or "True"
     offset = " + ".join(["start", *(f"i{a} * s{a}" for a in range(ndim))])
     cell = "at" if per_element == 1 else "at * per"
-    pending = "if pending and at * scale in pending: copying(array, at * scale, code)"
     text = _TEMPLATE.format(
         index=index,
         inside=inside,
         offset=offset,
         sizes="".join(f"n{a}, s{a}, " for a in range(ndim)),
         log=f"append((at * scale << 16) + (tag + {coded}))" if counting else "pass",
-        check_pending=pending if asynchronous else "pass",
         check_valid=f"if not valid[{cell}]: unset(array, at, code)" if checked else "pass",
         read="convert(flat[at])" if converts else "flat[at]",
         written="wrap(value)" if converts else "value",
@@ -81,7 +78,6 @@ def make_access(array):
         runtime.counting,
         memory.valid is not None,
         per,
-        runtime.asynchronous and memory.space == "shared",
         convert is not None,
     )
     sizes = [one for pair in zip(array.shape, array.steps, strict=True) for one in pair]
@@ -90,13 +86,11 @@ def make_access(array):
         runtime.log.words.append,
         array.flat(),
         memory.valid,
-        memory.pending,
         convert,
         CASTS[dtype_name(array.dtype)],
         runtime.log.stored,
         runtime.outside,
         runtime.unset,
-        runtime.still_copying,
         runtime.sized,
         *sizes,
         array.start,

@@ -31,8 +31,8 @@ class Memory:
         Which granules were written; None where everything counts as written.
     shape : tuple of int
         To name elements; () where the array is a view.
-    pending : dict
-        First byte -> thread, of asynchronous copies that were not waited for.
+    objects : dict
+        First byte -> what an instruction keeps there, such as the state of a barrier.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Memory:
     data: np.ndarray
     granule: int
     valid: bytearray | None = None
-    pending: dict = field(default_factory=dict)
+    objects: dict = field(default_factory=dict)
     shape: tuple = ()
 
     def reset(self) -> None:
@@ -49,7 +49,7 @@ class Memory:
         self.data[:] = 0xFF
         if self.valid is not None:
             self.valid[:] = bytes(len(self.valid))
-        self.pending.clear()
+        self.objects.clear()
 
 
 class Array:
@@ -198,12 +198,10 @@ class Array:
         """`n` neighbours of the last axis from `index` on, in one access."""
         at, _ = self._vector(index, n, LOAD)
         memory, values = self.memory, self.flat()[at : at + n]
-        if memory.valid is not None or memory.pending:
+        if memory.valid is not None:
             first, last = at * self.itemsize, (at + n) * self.itemsize
             for byte in range(first, last, memory.granule):
-                if byte in memory.pending:
-                    raise self.runtime.still_copying(self, byte)
-                if memory.valid is not None and not memory.valid[byte // memory.granule]:
+                if not memory.valid[byte // memory.granule]:
                     self.runtime.unset(self, byte // self.itemsize)
         convert = from_memory(dtype_name(self.dtype))
         return tuple(values) if convert is None else tuple(map(convert, values))
@@ -219,7 +217,6 @@ class Array:
             memory.valid[cells] = b"\1" * (cells.stop - cells.start)
         if self.runtime.counting:
             self.runtime.log.stored.append(values)
-        self.runtime.wrote(self, first, size)
 
     def _vector(self, index, n, operation):
         """Check a vector access and log it: first element and bytes."""

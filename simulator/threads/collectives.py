@@ -29,7 +29,6 @@ class Collectives:
     """Part of `device.Device`."""
 
     runtime: Runtime
-    _epochs = 0
 
     def syncthreads(self, position):
         """Barrier of the block."""
@@ -50,15 +49,14 @@ class Collectives:
         either = _reduction(lambda values: int(any(bool(v) for v in values)))
         return self.runtime.wait("syncthreads_or", position, None, predicate, either)
 
-    def _new_epoch(self, payloads):
-        self._epochs += 1
-        for thread in payloads:
-            thread.epoch = self._epochs
+    def _joined(self, payloads):
+        self.runtime.order.meet(list(payloads))
         return {}
 
     def syncwarp(self, position, mask=FULL_MASK):
         """Barrier of lanes of a warp; orders their accesses to memory."""
-        self.runtime.wait("syncwarp", position, int(mask) & FULL_MASK, None, self._new_epoch)
+        mask = int(mask) & FULL_MASK
+        self.runtime.wait_in_warp("syncwarp", position, mask, None, self._joined)
 
     def _shuffle(self, name, position, mask, value, source):
         """Value of lane `source`; None means the own."""
@@ -81,7 +79,7 @@ class Collectives:
             return results
 
         mask = int(mask) & FULL_MASK
-        return self.runtime.wait(name, position, mask, (value, source), resolve)
+        return self.runtime.wait_in_warp(name, position, mask, (value, source), resolve)
 
     def shfl_sync(self, position, mask, value, lane):
         """The value of `lane`."""
@@ -106,7 +104,8 @@ class Collectives:
         )
 
     def _vote(self, name, position, mask, value, resolve):
-        return self.runtime.wait(name, position, int(mask) & FULL_MASK, value, resolve)
+        mask = int(mask) & FULL_MASK
+        return self.runtime.wait_in_warp(name, position, mask, value, resolve)
 
     def any_sync(self, position, mask, predicate):
         """Whether the predicate holds in any lane."""

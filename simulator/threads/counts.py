@@ -52,6 +52,9 @@ class Count:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+BYPASS = ("cp.async", "bulk", "wgmma")
+"""Traffic that reaches shared memory on ways of its own."""
+
 COLUMNS = tuple(field.name for field in fields(Count))
 
 
@@ -116,10 +119,8 @@ class Counter:
         return sizes, is_shared[memory_of], stores[codes]
 
     def _bypasses(self, codes):
-        """Asynchronous copies, whose writes are in no counter of passes."""
-        return np.array([bool(site and site.traffic == "cp.async") for site in self.log.sites])[
-            codes
-        ]
+        """Copies that do not go through the load/store unit: no counter of passes has them."""
+        return np.array([bool(site and site.traffic in BYPASS) for site in self.log.sites])[codes]
 
     def _keep_worst(self, unique, row_of, cost, addresses, warps):
         order = np.lexsort((-np.arange(len(cost)), cost, row_of))

@@ -51,6 +51,8 @@ def group(words: np.ndarray, threads, segments, places_at_start) -> Instructions
     """
     pieces: list[list[np.ndarray]] = [[] for _ in threads]
     for segment in segments:
+        if segment.carried:
+            continue
         pieces[segment.thread.tid].append(words[segment.start : segment.stop])
     by_thread = [
         one[0] if len(one) == 1 else np.concatenate(one) if one else words[:0] for one in pieces

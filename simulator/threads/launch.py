@@ -122,8 +122,6 @@ class Launch:
         self.globals.plan(_arrays(args))
         values = [self._value(value, name) for name, value in zip(names, args, strict=True)]
         kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
-        if self.runtime.asynchronous:
-            self.shared.follow_copies()
         dynamic = self.configured.shared_bytes
         if self.shared.static_bytes + dynamic > MOST_SHARED_BYTES:
             raise fail(
@@ -207,7 +205,6 @@ class Launch:
         runtime = self.runtime
         runtime.block = index
         self.shared.reset()
-        runtime.in_flight.clear()
         threads = math.prod(self.configured.block)
         lanes = np.minimum(32, threads - np.arange(0, threads, 32))
         places = [0] * threads
@@ -222,7 +219,7 @@ class Launch:
             if len(words):
                 counter.add(group(words, members, segments, places), lanes)
                 if self.races:
-                    self.races.check(words, members, segments)
+                    self.races.check(words, segments)
             places[:] = [thread.place for thread in members]
 
         block = Block(runtime, threads, at_barrier, self.functions.lines, self.order)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+import numpy as np
+
 from .errors import Place, fail
 
 CODE_BITS = 16
@@ -56,6 +58,18 @@ class Log:
             self._codes[site] = len(self.sites)
             self.sites.append(site)
         return self._codes[site]
+
+    def taken(self, segments) -> list[tuple]:
+        """(words, stored values) of stretches of the log."""
+        if not segments:
+            return []
+        words = np.array(self.words)
+        stores = [bool(site and site.operation == STORE) for site in self.sites]
+        before = np.concatenate([[0], np.cumsum(np.array(stores)[words & ((1 << CODE_BITS) - 1)])])
+        return [
+            (self.words[one.start : one.stop], self.stored[before[one.start] : before[one.stop]])
+            for one in segments
+        ]
 
     def clear(self) -> None:
         """Forget the words, in place: traced arrays hold on to the lists."""

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from .access import make_access
 from .arrays import Array, Memory, c_steps
 from .scalars import dtype_name, numpy_dtype
 
@@ -83,11 +82,6 @@ class SharedMemory:
         """As at a block's start."""
         for memory in self.memories:
             memory.reset()
-
-    def follow_copies(self) -> None:
-        """Look out for reads of what asynchronous copies have not reached yet."""
-        for array in self._arrays.values():
-            array.get, array.set = make_access(array)
 
     def static(self, key, name: str, shape, dtype: str, alignment: int | None) -> Array:
         """The array that a ``cuda.shared.array`` in the source stands for."""

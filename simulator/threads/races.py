@@ -1,13 +1,13 @@
 """Finds accesses of one element by several threads that nothing orders.
 
 Two accesses race if different threads make them, at least one writes, not both are atomic, and
-neither a barrier of the block nor, within a warp, a ``syncwarp`` lies between. Blocks are never
-ordered. Threads that write equal values to one element are let be.
+nothing orders them: no barrier of the block lies between, nor what `order` follows. Blocks are
+never ordered. Threads that write equal values to one element are let be.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,62 @@ def _kind(site) -> int:
     return UPDATE if site.traffic in ("acquire", "release") else _OPERATIONS[site.operation]
 
 
+class Accesses(NamedTuple):
+    """Accesses of single elements, one entry each.
+
+    Attributes
+    ----------
+    cell : int array
+        Number of the element.
+    kind, code : int array
+        WRITE, READ or UPDATE; the log's code.
+    segment : int array
+        Number of the segment in which it was logged.
+    value, offset : int array
+        Where a value written is in the list of stored ones, and which of a vector.
+    at : int array
+        Place in the log.
+    """
+
+    cell: np.ndarray
+    kind: np.ndarray
+    code: np.ndarray
+    segment: np.ndarray
+    value: np.ndarray
+    offset: np.ndarray
+    at: np.ndarray
+
+
+def _neighbours(kind, begins, first, other):
+    """(access of kind `other`, the next one of each kind after it), and reads before the next.
+
+    Entries are sorted by element and time. If these pairs are ordered, all are - as long as those
+    of kind `other` follow one another.
+    """
+    at = np.arange(len(kind))
+    last = np.maximum.accumulate(np.where(kind == other, at, -1))
+    before = np.concatenate([[-1], last[:-1]])
+    has = (before >= begins) & ((kind != UPDATE) | (other != UPDATE))
+    after = len(kind) - 1 - np.maximum.accumulate(np.where(kind[::-1] == other, at, -1))[::-1]
+    ends = np.concatenate([np.flatnonzero(first)[1:], [len(kind)]])
+    end = ends[np.cumsum(first) - 1]
+    read = (kind == READ) & (after < end)
+    return [(before[has], at[has]), (at[read], after[read])]
+
+
+def _mixed(cell, kind):
+    """All pairs of elements that are both updated atomically and accessed otherwise."""
+    mixed = np.intersect1d(cell[kind == UPDATE], cell[kind != UPDATE])
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for one in mixed.tolist():
+        there = np.arange(*np.searchsorted(cell, [one, one + 1]))
+        a, b = np.triu_indices(len(there), 1)
+        both = (kind[there[a]] == UPDATE) & (kind[there[b]] == UPDATE)
+        useful = ~both & ((kind[there[a]] != READ) | (kind[there[b]] != READ))
+        pairs.append((there[a[useful]], there[b[useful]]))
+    return pairs
+
+
 class RaceFinder:
     """Shadow memory of a launch."""
 
@@ -46,7 +102,7 @@ class RaceFinder:
         self._code_of = np.zeros((4, cells), np.int32)
         self.block_number = 0
 
-    def check(self, words: np.ndarray, threads, segments) -> None:
+    def check(self, words: np.ndarray, segments) -> None:
         """Look at the log since the last barrier.
 
         Raises
@@ -56,51 +112,81 @@ class RaceFinder:
         """
         if not segments:
             return
-        counts = [segment.stop - segment.start for segment in segments]
-        thread = np.repeat([segment.thread.tid for segment in segments], counts)
-        epoch = np.repeat([segment.epoch for segment in segments], counts)
-        codes = words & ((1 << CODE_BITS) - 1)
         sites = self.runtime.log.sites
         stores = np.array([bool(site and site.operation == STORE) for site in sites])
-        kind = np.array([_kind(site) for site in sites])[codes]
+        kinds = np.array([_kind(site) for site in sites])
+        counts = [one.stop - one.start for one in segments]
+        codes = words & ((1 << CODE_BITS) - 1)
         value = np.cumsum(stores[codes]) - 1
-        real = kind >= 0
-        data = (words >> CODE_BITS, codes, kind, thread, epoch, value)
-        cells, *rest = self._by_cell(*(one[real] for one in data))
-        codes, kind, thread, epoch, value, offset = rest
-        for chosen, who in self._rounds(thread, epoch):
-            bad = self._clashes(cells[chosen], kind[chosen], who)
-            if bad.any():
-                self._examine(chosen, cells, codes, kind, thread, epoch, value, offset, who, bad)
-        self._between_blocks(cells, codes, kind)
+        which = np.repeat(np.arange(len(segments)), counts)
+        at = np.arange(len(words))
+        real = kinds[codes] >= 0
+        parts = (one[real] for one in (words >> CODE_BITS, codes, which, value, at))
+        found = self._by_cell(*parts)
+        found = found._replace(kind=kinds[found.code])
+        if self.runtime.order.partial or any(one.carried for one in segments):
+            self._ordered(found, segments)
+        else:
+            self._unordered(found, segments)
+        self._between_blocks(found.cell, found.code, found.kind)
 
-    def _by_cell(self, address, codes, kind, thread, epoch, value):
+    def _by_cell(self, address, code, segment, value, at) -> Accesses:
         """One entry an element: vector accesses are taken apart."""
         memory = self._order[np.searchsorted(self._bases[self._order], address, side="right") - 1]
         sizes = np.array([site.size if site else 0 for site in self.runtime.log.sites])
         granule = self._granules[memory]
         cell = self._first_cell[memory] + (address - self._bases[memory]) // granule
-        many = np.maximum(sizes[codes] // granule, 1)
-        if (many == 1).all():
-            return cell, codes, kind, thread, epoch, value, np.zeros(len(cell), np.int64)
-        repeat = np.repeat(np.arange(len(cell)), many)
-        offset = np.arange(len(repeat)) - np.repeat(np.cumsum(many) - many, many)
-        rest = (one[repeat] for one in (codes, kind, thread, epoch, value))
-        return (cell[repeat] + offset, *rest, offset)
+        many = np.maximum(sizes[code] // granule, 1)
+        offset = np.zeros(len(cell), np.int64)
+        if not (many == 1).all():
+            repeat = np.repeat(np.arange(len(cell)), many)
+            offset = np.arange(len(repeat)) - np.repeat(np.cumsum(many) - many, many)
+            cell = cell[repeat] + offset
+            code, segment, value, at = (one[repeat] for one in (code, segment, value, at))
+        return Accesses(cell, code, code, segment, value, offset, at)
 
-    @staticmethod
-    def _rounds(thread, epoch):
-        """(accesses, who makes each) for each check that must find every element with one owner."""
-        everything = slice(None)
-        warp = thread // 32
-        epochs = np.unique(epoch * 32 + warp)
-        if len(epochs) == len(np.unique(warp)):
-            return [(everything, thread)]
-        rounds: list[tuple] = [(everything, warp)]
-        for one in np.unique(epoch):
-            chosen = np.flatnonzero(epoch == one)
-            rounds.append((chosen, thread[chosen]))
-        return rounds
+    def _unordered(self, found: Accesses, segments) -> None:
+        """Every element must have one owner, for nothing orders threads."""
+        thread = np.array([one.thread.tid for one in segments])[found.segment]
+        bad = self._clashes(found.cell, found.kind, thread)
+        for cell in np.unique(found.cell[bad]).tolist():
+            there = np.flatnonzero(found.cell == cell)
+            kinds, threads = found.kind[there], thread[there]
+            for a in there[kinds != READ].tolist():
+                others = there[(threads != thread[a])]
+                if any(self._race(found, segments, a, b) for b in others.tolist()):
+                    return
+
+    def _ordered(self, found: Accesses, segments) -> None:
+        """Every two accesses of an element must come one after the other."""
+        order = np.lexsort((found.at, found.cell))
+        cell, kind = found.cell[order], found.kind[order]
+        first = np.ones(len(cell), bool)
+        first[1:] = cell[1:] != cell[:-1]
+        begins = np.maximum.accumulate(np.where(first, np.arange(len(cell)), 0))
+        pairs = []
+        for other in (WRITE, UPDATE):
+            pairs += _neighbours(kind, begins, first, other)
+        pairs += _mixed(cell, kind)
+        a, b = (order[np.concatenate(one)] for one in zip(*pairs, strict=True))
+        bad = self._free(found, segments, a, b)
+        by_place = np.lexsort((a[bad], b[bad]))
+        for one, two in zip(a[bad][by_place].tolist(), b[bad][by_place].tolist(), strict=True):
+            if self._race(found, segments, one, two):
+                return
+
+    def _free(self, found, segments, a, b):
+        """Whether nothing orders accesses `a` and the later `b`."""
+        fields = ("actor", "moment", "view", "own")
+        actor, moment, view, own = (
+            np.array([getattr(one, field) for one in segments]) for field in fields
+        )
+        tid = np.array([one.thread.tid for one in segments])
+        a, b = found.segment[a], found.segment[b]
+        table = self.runtime.order.table()
+        known = table[view[b], actor[a]] >= moment[a]
+        same = (actor[a] == actor[b]) | ((tid[b] == actor[a]) & (moment[a] <= own[b]))
+        return ~(known | same)
 
     def _clashes(self, cells, kind, who):
         """Accesses of an element that somebody else wrote or updated."""
@@ -114,41 +200,48 @@ class RaceFinder:
         by_update = (updated[cells] >= start) & (updated[cells] != stamp) & (kind != UPDATE)
         return by_write | by_update
 
-    def _examine(self, chosen, cells, codes, kind, thread, epoch, value, offset, who, bad):
-        """Report the clashes, but for equal values written by several."""
-        pick = np.arange(len(cells))[chosen]
-        stored = self.runtime.log.stored
-        for cell in np.unique(cells[pick][bad]).tolist():
-            there = pick[cells[pick] == cell]
-            writers = there[kind[there] == WRITE]
-            values = [
-                stored[value[i]][offset[i]]
-                if isinstance(stored[value[i]], tuple)
-                else stored[value[i]]
-                for i in writers
-            ]
-            if len(writers) == len(there) and all(
-                v == values[0] or (v != v and values[0] != values[0]) for v in values
-            ):
-                continue
-            self._report(cell, there, codes, kind, thread, who, pick)
-            return
+    def _race(self, found, segments, a: int, b: int) -> bool:
+        """Report accesses `a` and `b` of an element; False for equal values written by both."""
+        a, b = (a, b) if found.at[a] <= found.at[b] else (b, a)
+        kinds = int(found.kind[a]), int(found.kind[b])
+        if kinds == (UPDATE, UPDATE):
+            return False
+        if kinds == (WRITE, WRITE):
+            x, y = (self._value(found, one) for one in (a, b))
+            if x == y or (x != x and y != y):
+                return False
+        texts = []
+        for one, kind in zip((a, b), kinds, strict=True):
+            segment = segments[found.segment[one]]
+            copies = segment.actor != segment.thread.tid
+            copy = "an asynchronous copy of " if copies else ""
+            texts.append(f"{copy}thread {segment.thread.tid} {_VERBS[kind]}")
+        copying = self._under_way(found, segments, a, found.at[b])
+        why = "with no barrier in between"
+        if copying:
+            why = "while that copy may be under way: commit it, wait for it, then a barrier"
+        text = (
+            f"{texts[0]} {self._element(int(found.cell[a]))} and {texts[1]} it, {why} "
+            f"(block {self.runtime.block})"
+        )
+        places = [self._place(found.code[one]) for one in (a, b)]
+        if copying:
+            places.reverse()
+        kind = "asynchronous copy" if copying else "race"
+        self.runtime.report(KernelError(Finding(kind, text, tuple(places))))
+        return True
 
-    def _report(self, cell, there, codes, kind, thread, who, pick):
-        owner = dict(zip(pick.tolist(), who.tolist(), strict=True))
-        changes = [i for i in there.tolist() if kind[i] != READ]
-        for a in changes:
-            for b in there.tolist():
-                if owner[a] == owner[b] or (kind[a] == kind[b] == UPDATE):
-                    continue
-                places = (self._place(codes[a]), self._place(codes[b]))
-                text = (
-                    f"thread {thread[a]} {_VERBS[kind[a]]} {self._element(cell)} and thread "
-                    f"{thread[b]} {_VERBS[kind[b]]} it, with no barrier in between "
-                    f"(block {self.runtime.block})"
-                )
-                self.runtime.report(KernelError(Finding("race", text, places)))
-                return
+    def _under_way(self, found, segments, one: int, when: int) -> bool:
+        """Whether an access is part of a copy that nobody had waited for by then."""
+        segment = segments[found.segment[one]]
+        return segment.actor != segment.thread.tid and not any(
+            actor == segment.actor and moment >= segment.moment and at <= when
+            for actor, moment, at in self.runtime.order.finished
+        )
+
+    def _value(self, found, one: int):
+        value = self.runtime.log.stored[found.value[one]]
+        return value[found.offset[one]] if isinstance(value, tuple) else value
 
     def _place(self, code) -> Place:
         site: Any = self.runtime.log.sites[code]

@@ -9,6 +9,7 @@ from greenlet import greenlet
 
 from .errors import Finding, KernelError, Place
 from .log import Log, Site
+from .order import Order, Segment
 from .thread import Dim3, Thread, Wait
 
 PAUSE = "pause"
@@ -23,10 +24,12 @@ class Runtime:
     ----------
     counting, checking : bool
         Whether accesses are logged; whether reads of unwritten memory and races are looked for.
-    asynchronous : bool
-        Whether the kernel waits for asynchronous copies, so that data in flight is known.
     thread : Thread
         The one that runs.
+    members : list of Thread or None
+        Those that run an instruction together.
+    order, segments, flying
+        Clocks of the block that runs; the log in stretches; (actor, moment) of a copy being made.
     block : tuple of 3 ints
         Index of the block that runs.
     positions : list of (Place, column)
@@ -37,16 +40,20 @@ class Runtime:
 
     def __init__(self, counting: bool, checking: bool, collect: bool, turns: int):
         self.counting, self.checking, self.collect = counting, checking, collect
-        self.asynchronous = False
         self.most_turns = turns
         self.log = Log()
         self.append = self.log.words.append
         self.positions: list[tuple[Place, int]] = []
-        self.here, self.traffic = 0, ""
+        self.here, self.traffic, self.instruction = 0, "", ""
         self.findings: list[Finding] = []
         self.suspects: list[KernelError] = []
-        self.in_flight: dict[Thread, list] = {}
         self.thread: Thread
+        self.members: list[Thread] | None = None
+        self.order: Order
+        self.segments: list[Segment] = []
+        self.flying: tuple[int, int] | None = None
+        self.block_state: dict = {}
+        self._segment_start = 0
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
         self.hub: greenlet
         self._codes: dict[tuple, int] = {}
@@ -74,9 +81,49 @@ class Runtime:
             self._codes[key] = self.log.code(replace(site, size=size))
         return self._codes[key]
 
-    def wait(self, operation, position, mask, payload, resolve):
+    def begin(self, order: Order) -> None:
+        """A block begins."""
+        self.order, self.flying, self.members = order, None, None
+        self.block_state = {}
+        self.segments.clear()
+        self._segment_start = 0
+
+    def cut(self) -> None:
+        """End a stretch of the log: what follows is another thread's, or ordered otherwise."""
+        start, stop = self._segment_start, len(self.log.words)
+        if stop > start:
+            thread = self.thread
+            actor, moment = self.flying or (thread.tid, thread.moment)
+            self.segments.append(
+                Segment(thread, start, stop, actor, moment, thread.view, thread.moment)
+            )
+            self._segment_start = stop
+
+    def wait(self, operation, position, members, payload, resolve, detail=""):
         """Stop this thread until all that take part are there; its result."""
-        return self.hub.switch(Wait(operation, position, mask, payload, resolve))
+        return self.hub.switch(Wait(operation, position, members, payload, resolve, detail))
+
+    def wait_in_warp(self, operation, position, mask, payload, resolve):
+        """Stop this thread until the lanes in `mask` are there; its result."""
+        thread = self.thread
+        if not mask >> thread.lane & 1:
+            self.here = position
+            raise self.error(
+                "shuffle",
+                f"lane {thread.lane} calls {operation} with mask 0x{mask:08x}, which does not "
+                "name it",
+            )
+        members = mask << (32 * thread.warp)
+        return self.wait(operation, position, members, payload, resolve, f"0x{mask:08x}")
+
+    def wait_until(self, condition, what) -> None:
+        """Stop this thread until `condition` holds."""
+        if self.members:
+            raise self.error("unsupported", "a whole warp cannot wait for a condition")
+        position, traffic = self.here, self.traffic
+        name = self.instruction
+        self.hub.switch(Wait(name, position, 0, None, lambda payloads: {}, what, condition))
+        self.here, self.traffic, self.instruction = position, traffic, name
 
     def who(self) -> str:
         """The running thread, in words."""
@@ -143,26 +190,6 @@ class Runtime:
                 )
             )
 
-    def still_copying(self, array, byte: int, code: int | None = None) -> KernelError:
-        """A read of shared memory that an asynchronous copy may not have reached."""
-        thread, position = array.memory.pending[byte]
-        raise KernelError(
-            Finding(
-                "asynchronous copy",
-                f"{array.memory.name} is read by {self.who()} while the copy that thread "
-                f"{thread.index} started into it may be under way: wait for it, then a barrier",
-                tuple(p for p in (self._place(code), self.positions[position][0]) if p),
-            )
-        )
-
-    def wrote(self, array, first: int, size: int) -> None:
-        """Note an asynchronous copy of `size` bytes into `array` that its thread must wait for."""
-        if self.asynchronous and self.traffic == "cp.async" and array.memory.space == "shared":
-            flying = self.in_flight.setdefault(self.thread, [])
-            for byte in range(first, first + size, array.itemsize):
-                array.memory.pending[byte] = (self.thread, self.here)
-                flying.append((array.memory, byte))
-
     def left(self, line: int) -> None:
         """The running thread returns from the kernel at `line`."""
         self.thread.left_at = line
@@ -215,6 +242,20 @@ class Runtime:
             self.report(error)
 
     def clear(self) -> None:
-        """Forget the log and where threads parted: at a barrier all are together again."""
+        """Forget the log and where threads parted: at a barrier all are together again.
+
+        Copies that are under way stay, for what comes may race with them.
+        """
+        self.order.barrier()
+        kept = self.order.under_way(self.segments) if self.checking else []
+        taken = self.log.taken(kept)
         self.log.clear()
         self._places.clear()
+        self.segments.clear()
+        for one, (words, stored) in zip(kept, taken, strict=True):
+            start = len(self.log.words)
+            self.log.words.extend(words)
+            self.log.stored.extend(stored)
+            stop = len(self.log.words)
+            self.segments.append(one._replace(start=start, stop=stop, view=0, carried=True))
+        self._segment_start = len(self.log.words)

@@ -1,30 +1,21 @@
 """Runs the threads of a block, one greenlet each, in a fixed order.
 
-A thread runs until it waits: at a barrier, in a warp collective, or after many turns of a loop.
-When all threads that a wait needs have come, their results are worked out and they go on in order.
-When nobody can go on, the kernel hangs, and who waits where is the error.
+A thread runs until it waits: at a barrier, in a warp collective, for a condition, or after many
+turns of a loop. When all threads that a wait needs have come, their results are worked out and they
+go on in order. When nobody can go on, the kernel hangs, and who waits where is the error.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 
 from .errors import Finding, KernelError, Place
+from .order import Order
 from .runtime import PAUSE, Runtime
 from .thread import Thread, Wait
-
-
-class Segment(NamedTuple):
-    """A stretch of the log that one thread wrote without waiting."""
-
-    thread: Thread
-    start: int
-    stop: int
-    epoch: int
 
 
 def ranges(numbers) -> str:
@@ -57,14 +48,13 @@ class Block:
         self.runtime, self.at_barrier = runtime, at_barrier
         self.kernel_lines = kernel_lines
         self.threads = [Thread(tid, runtime.block_shape) for tid in range(threads)]
-        self.alive = [0] * (-(-threads // 32))
-        for thread in self.threads:
-            self.alive[thread.warp] |= 1 << thread.lane
+        self.alive = (1 << threads) - 1
         self.ready: deque[Thread] = deque(self.threads[tid] for tid in order or range(threads))
         self.in_barrier: list[Thread] = []
-        self.groups: list[dict[tuple, list[Thread]]] = [{} for _ in self.alive]
-        self.segments: list[Segment] = []
+        self.groups: dict[tuple, list[Thread]] = {}
+        self.blocked: list[Thread] = []
         self.barriers = 0
+        runtime.begin(Order(self.threads))
 
     def run(self, function, args) -> None:
         """Run all threads to their ends."""
@@ -77,10 +67,10 @@ class Block:
         for thread in self.threads:
             thread.greenlet = greenlet(body)
         try:
-            while any(self.alive):
+            while self.alive:
                 while self.ready:
                     self._resume(self.ready.popleft())
-                if any(self.alive):
+                if self.alive and not self._unblock():
                     self._hang()
         except KernelError:
             if self.runtime.suspects:
@@ -89,9 +79,8 @@ class Block:
         self._meet()
 
     def _resume(self, thread: Thread) -> None:
-        runtime, words = self.runtime, self.runtime.log.words
+        runtime = self.runtime
         runtime.thread = thread
-        start = len(words)
         result, thread.result, thread.waiting = thread.result, None, None
         try:
             wait = thread.greenlet.switch(result)
@@ -99,12 +88,13 @@ class Block:
             raise
         except Exception as error:
             raise self._explain(error) from error
-        if len(words) > start:
-            self.segments.append(Segment(thread, start, len(words), thread.epoch))
+        runtime.cut()
         if thread.greenlet.dead:
-            self.alive[thread.warp] &= ~(1 << thread.lane)
-            for key in list(self.groups[thread.warp]):
-                self._release(thread.warp, key)
+            bit = 1 << thread.tid
+            self.alive &= ~bit
+            for key in list(self.groups):
+                if key[2] & bit:
+                    self._release(key)
         elif wait == PAUSE:
             self.ready.append(thread)
         else:
@@ -112,55 +102,65 @@ class Block:
 
     def _arrive(self, thread: Thread, wait: Wait) -> None:
         thread.waiting = wait
-        if wait.mask is None:
+        if wait.condition is not None:
+            self.blocked.append(thread)
+        elif wait.members is None:
             self.in_barrier.append(thread)
             if len(self.in_barrier) == len(self.threads):
                 self._open_barrier()
-            return
-        if not wait.mask >> thread.lane & 1:
-            self.runtime.here = wait.position
-            raise self.runtime.error(
-                "shuffle",
-                f"lane {thread.lane} calls {wait.operation} with mask 0x{wait.mask:08x}, which "
-                "does not name it",
-            )
-        key = (wait.operation, wait.position, wait.mask)
-        self.groups[thread.warp].setdefault(key, []).append(thread)
-        self._release(thread.warp, key)
+        else:
+            key = (wait.operation, wait.position, wait.members)
+            self.groups.setdefault(key, []).append(thread)
+            self._release(key)
 
-    def _release(self, warp: int, key: tuple) -> None:
-        members = self.groups[warp].get(key, ())
-        needed = (key[2] & self.alive[warp]).bit_count()
+    def _unblock(self) -> bool:
+        """Let those go on whose condition holds; whether there are any."""
+        waiting, self.blocked = self.blocked, []
+        for thread in waiting:
+            (self.ready if thread.waiting.condition() else self.blocked).append(thread)
+        return bool(self.ready)
+
+    def _release(self, key: tuple) -> None:
+        members = self.groups.get(key, ())
+        needed = (key[2] & self.alive).bit_count()
         if not members or len(members) < needed:
             return
-        del self.groups[warp][key]
-        self._expect_all(warp, key, members)
-        self._go_on(sorted(members, key=lambda t: t.lane))
+        del self.groups[key]
+        self._expect_all(key, members)
+        self._go_on(sorted(members, key=lambda t: t.tid))
 
-    def _expect_all(self, warp: int, key: tuple, members) -> None:
-        """Lanes that a mask names may be absent only if they returned before this call."""
-        operation, position, mask = key
+    def _expect_all(self, key: tuple, members) -> None:
+        """Threads that take part may be absent only if they returned before this call."""
+        _, position, bits = key
         line = self.runtime.positions[position][0].line
         absent = [
-            thread.lane
-            for thread in self.threads[32 * warp : 32 * warp + 32]
-            if mask >> thread.lane & 1
+            thread
+            for thread in self.threads
+            if bits >> thread.tid & 1
             and thread.greenlet.dead
             and (thread.left_at is None or thread.left_at > line)
         ]
         if absent:
             self.runtime.thread, self.runtime.here = members[0], position
+            wait = members[0].waiting
             raise self.runtime.error(
                 "shuffle",
-                f"the mask 0x{mask:08x} of {operation} names lanes {ranges(absent)}, which never "
-                "call it",
+                f"the mask {wait.detail} of {wait.operation} names lanes "
+                f"{ranges(thread.lane for thread in absent)}, which never call it"
+                if wait.detail
+                else f"{wait.operation} needs threads {ranges(one.tid for one in absent)}, which "
+                "never call it",
             )
 
     def _go_on(self, members: list[Thread]) -> None:
-        self.runtime.thread = members[0]
-        self.runtime.here = members[0].waiting.position
+        runtime = self.runtime
+        runtime.thread, runtime.members = members[0], members
+        runtime.here = members[0].waiting.position
         payloads = {thread: thread.waiting.payload for thread in members}
         results = members[0].waiting.resolve(payloads)
+        runtime.thread = members[0]
+        runtime.cut()
+        runtime.members = None
         for thread in members:
             thread.result = results.get(thread)
         self.ready.extend(members)
@@ -176,19 +176,18 @@ class Block:
 
     def _meet(self) -> None:
         if self.at_barrier is not None:
-            self.at_barrier(self.threads, self.segments)
+            self.at_barrier(self.threads, self.runtime.segments)
         self.runtime.judge()
-        self.segments.clear()
         self.runtime.clear()
         for thread in self.threads:
             thread.counts.clear()
 
     def _hang(self) -> None:
         finished = [t for t in self.threads if t.greenlet.dead]
-        waits = {(t.waiting.position, t.waiting.mask) for t in self.threads if t.waiting}
+        waits = {(t.waiting.position, t.waiting.members) for t in self.threads if t.waiting}
         if self.in_barrier and finished and len(waits) == 1:
             raise self._stuck("barrier", "some threads of the block never reach this barrier")
-        if len(waits) > 1 and all(mask is None for _, mask in waits):
+        if len(waits) > 1 and all(members is None for _, members in waits):
             raise self._stuck("barrier", "threads of a block wait in different barriers")
         raise self._stuck("deadlock", "no thread of the block can go on")
 
@@ -196,10 +195,8 @@ class Block:
         groups: dict[tuple[str, Place], list[int]] = {}
         for thread in self.threads:
             if thread.waiting:
-                wait = thread.waiting
-                name = wait.operation + ("" if wait.mask is None else f"(0x{wait.mask:08x})")
-                place = self.runtime.positions[wait.position][0]
-                groups.setdefault((name, place), []).append(thread.tid)
+                place = self.runtime.positions[thread.waiting.position][0]
+                groups.setdefault((str(thread.waiting), place), []).append(thread.tid)
         parts = [
             f"threads {ranges(tids)} wait in {name} at line {place.line}"
             for (name, place), tids in groups.items()

@@ -28,19 +28,30 @@ class Wait(NamedTuple):
         The function called, such as ``syncthreads``.
     position : int
         Where (`Runtime.positions`).
-    mask : int or None
-        Lanes of the own warp that take part; None for the whole block.
+    members : int or None
+        Threads of the block that take part, as bits; None for all of them.
     payload : object
         What this thread brings.
     resolve : function
         ``{thread: payload} -> {thread: result}`` once all are there.
+    detail : str or function that gives one
+        What else to say about it in the report of a deadlock.
+    condition : function or None
+        What this thread alone waits for, if it waits for no threads.
     """
 
     operation: str
     position: int
-    mask: int | None
+    members: int | None
     payload: Any
     resolve: Callable[[dict], dict]
+    detail: Any = ""
+    condition: Callable[[], bool] | None = None
+
+    def __str__(self):
+        """How it is called in a report."""
+        detail = self.detail() if callable(self.detail) else self.detail
+        return self.operation + (f"({detail})" if detail else "")
 
 
 class Thread:
@@ -54,8 +65,8 @@ class Thread:
         How the thread came to where it is (`Runtime.turn`).
     counts : dict
         How often it was at each branch, by place.
-    epoch : int
-        Changes when its warp synchronises.
+    moment, view : int
+        When it is, and what it knows of others (`order.Order`).
     turns : int
         Turns of unbounded loops.
     left_at : int or None
@@ -64,15 +75,16 @@ class Thread:
 
     __slots__ = (
         "counts",
-        "epoch",
         "greenlet",
         "index",
         "lane",
         "left_at",
+        "moment",
         "place",
         "result",
         "tid",
         "turns",
+        "view",
         "waiting",
         "warp",
         "x",
@@ -89,7 +101,8 @@ class Thread:
         )
         self.index = (self.x, self.y, self.z)
         self.warp, self.lane = divmod(tid, 32)
-        self.place, self.counts, self.epoch, self.turns = 0, {}, 0, 0
+        self.place, self.counts, self.turns = 0, {}, 0
+        self.moment, self.view = 1, 0
         self.result: Any = None
         self.waiting: Any = None
         self.left_at: int | None = None

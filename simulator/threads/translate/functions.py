@@ -12,6 +12,7 @@ import numpy as np
 from ..arrays import Array
 from ..device import Device
 from ..errors import Place, fail
+from ..instructions import instruction
 from ..local import UNSET, LocalView
 from ..mathematics import divide
 from ..memory import SharedMemory
@@ -255,42 +256,12 @@ class Functions:
         runtime.here, runtime.traffic = where, ""
 
     def instruction(self, operation):
-        """The emulation of an intrinsic that may touch memory or needs the whole warp."""
-        if id(operation) in self._instructions:
-            return self._instructions[id(operation)]
-        runtime, emulate = self.runtime, operation.emulate
-        traffic = getattr(operation, "traffic", "")
-        if traffic.startswith("cp.async.wait"):
-            runtime.asynchronous = True
-        if traffic in ("acquire", "release"):
-            self._fenced = True
-        name = getattr(operation, "__name__", "") or getattr(emulate, "__name__", "instruction")
-
-        def by_thread(position, *operands, **named):
-            runtime.here, runtime.traffic = position, traffic
-            result = emulate(*operands, **named)
-            runtime.traffic = ""
-            if traffic.startswith("cp.async.wait"):
-                self._arrived()
-            return result
-
-        def by_warp(position, *operands):
-            def resolve(payloads):
-                runtime.here, runtime.traffic = position, traffic
-                lanes = list(zip(*payloads.values(), strict=True))
-                results = emulate(*lanes)
-                runtime.traffic = ""
-                return dict(zip(payloads, results or [None] * 32, strict=True))
-
-            return runtime.wait(name, position, 0xFFFFFFFF, operands, resolve)
-
-        whole_warp = getattr(operation, "scope", "thread") == "warp"
-        self._instructions[id(operation)] = by_warp if whole_warp else by_thread
+        """The emulation of an intrinsic that may touch memory, wait, or needs several threads."""
+        if id(operation) not in self._instructions:
+            if getattr(operation, "traffic", "") in ("acquire", "release"):
+                self._fenced = True
+            self._instructions[id(operation)] = instruction(self.runtime, operation)
         return self._instructions[id(operation)]
-
-    def _arrived(self):
-        for memory, byte in self.runtime.in_flight.pop(self.runtime.thread, ()):
-            memory.pending.pop(byte, None)
 
     @property
     def fenced(self) -> bool:

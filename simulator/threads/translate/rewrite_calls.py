@@ -16,12 +16,19 @@ from .rewrite_access import AccessRewriter
 def is_hint(operation) -> bool:
     """Whether an intrinsic is a hint to the compiler: its emulation only returns None."""
     code = getattr(operation.emulate, "__code__", None)
-    if code is None or getattr(operation, "traffic", ""):
+    if code is None or not is_plain(operation):
         return False
     names = [one.opname for one in dis.get_instructions(code)]
     loads = [one.argval for one in dis.get_instructions(code) if "CONST" in one.opname]
     known = {"RESUME", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}
     return set(names) <= known and loads == [None]
+
+
+def is_plain(operation) -> bool:
+    """Whether an intrinsic needs nothing but its operands."""
+    scope = getattr(operation, "scope", "thread")
+    wants = getattr(operation, "traffic", "") or getattr(operation, "context", False)
+    return scope == "thread" and not wants
 
 
 class CallRewriter(AccessRewriter):
@@ -105,9 +112,7 @@ class CallRewriter(AccessRewriter):
 
     def _call_intrinsic(self, node, operation):
         """An instruction: its emulation, told where it stands if it may touch memory."""
-        traffic = getattr(operation, "traffic", "")
-        scope = getattr(operation, "scope", "thread")
-        if scope == "thread" and not traffic and self._is_scalar_call(node):
+        if is_plain(operation) and self._is_scalar_call(node):
             result = self._plain(node, self.bind(operation.emulate, "intrinsic"))
             return result if self.kind(node).name in FLOATS else call("_argument", result)
         wrapper = self.functions.instruction(operation)

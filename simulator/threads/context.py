@@ -1,0 +1,185 @@
+"""What the emulation of an instruction may ask of the running block.
+
+An intrinsic with ``operation.context = True`` gets a `Context` before its operands. With it an
+instruction can wait, order threads, and start copies that go on while the threads do other things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .errors import KernelError
+from .order import Sync
+from .runtime import Runtime
+from .thread import Thread
+
+
+class Meeting:
+    """A barrier that any number of threads may share (`Context.meet`)."""
+
+    def __init__(self, count: int):
+        self.count, self.arrived, self.turn = count, 0, 0
+        self.syncs = [Sync()]
+
+
+class Context:
+    """The running thread, or threads, and their block."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+
+    @property
+    def thread(self) -> Thread:
+        """The running thread, with ``x, y, z, tid, warp, lane``; the first one of a warp."""
+        return self._runtime.thread
+
+    @property
+    def members(self) -> list[Thread]:
+        """The threads that run this instruction together, in order."""
+        return self._runtime.members or [self._runtime.thread]
+
+    @property
+    def block(self) -> dict:
+        """State that lasts as long as the block; empty at its start."""
+        return self._runtime.block_state
+
+    @property
+    def checking(self) -> bool:
+        """Whether errors are looked for."""
+        return self._runtime.checking
+
+    def error(self, kind: str, message: str) -> KernelError:
+        """An error to raise at the line that runs; `kind` is one of `errors.KINDS`."""
+        return self._runtime.error(kind, message)
+
+    def wait(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+        """Stop the running thread until `condition` holds; only with scope "thread".
+
+        Parameters
+        ----------
+        condition : function
+            Asked again and again while other threads run; without side effects.
+        what : str or function that gives one
+            For the report of a deadlock, such as "full[1], phase 0: 0 of 128 arrivals".
+        """
+        if not condition():
+            self._runtime.wait_until(condition, what)
+
+    def meet(self, key, count: int, wait: bool = True) -> None:
+        """A barrier between `count` threads of the block, as ``bar.sync`` and ``bar.arrive``.
+
+        Parameters
+        ----------
+        key : hashable
+            Which barrier; it can be used again once all have come.
+        count : int
+            Arrivals that open it.
+        wait : bool
+            Whether this thread waits for the others, or only says that it came.
+        """
+        meeting = self.block.setdefault(("meeting", key), Meeting(count))
+        if meeting.count != count:
+            if meeting.arrived:
+                raise self.error(
+                    "barrier",
+                    f"barrier {key} is used for {count} threads while {meeting.arrived} of "
+                    f"{meeting.count} wait in it",
+                )
+            meeting.count = count
+        turn, sync = meeting.turn, meeting.syncs[-1]
+        self.release(sync)
+        meeting.arrived += 1
+        if meeting.arrived == meeting.count:
+            meeting.arrived, meeting.turn = 0, turn + 1
+            meeting.syncs.append(Sync())
+        if wait:
+            self.wait(
+                lambda: meeting.turn > turn,
+                lambda: f"barrier {key}: {meeting.arrived} of {meeting.count} threads came",
+            )
+            self.acquire(sync)
+
+    def sync(self) -> Sync:
+        """Something to release into and acquire from; a barrier takes a new one every phase."""
+        return Sync()
+
+    def release(self, sync: Sync) -> None:
+        """What the running threads did so far comes before what follows an acquire of `sync`."""
+        self._runtime.cut()
+        for thread in self.members:
+            self._runtime.order.release(thread, sync)
+
+    def acquire(self, sync: Sync) -> None:
+        """What was released into `sync` comes before what the running threads do now."""
+        self._runtime.cut()
+        for thread in self.members:
+            self._runtime.order.acquire(thread, sync)
+
+    @contextmanager
+    def copy(self, channel, moment: int) -> Iterator[None]:
+        """Accesses within are those of an asynchronous copy that goes on after this instruction.
+
+        The data moves at once. But until `finish` says that it may, whoever writes what the copy
+        reads, or touches what it writes, races with it.
+
+        Parameters
+        ----------
+        channel : hashable
+            Names copies that finish in order, such as ("cp.async", thread.tid) or a barrier in
+            shared memory.
+        moment : int
+            From 1 on, never less than before in this channel: which of the copies this one is.
+            Several may share a moment: they are waited for together.
+        """
+        runtime = self._runtime
+        runtime.cut()
+        runtime.flying = (runtime.order.channel(channel), moment)
+        try:
+            yield
+        finally:
+            runtime.cut()
+            runtime.flying = None
+            runtime.thread.moment += 1
+
+    def finish(self, channel, moment: int) -> None:
+        """The running threads know that copies of a channel are finished, up to `moment`."""
+        runtime = self._runtime
+        runtime.cut()
+        runtime.order.finish(self.members, channel, moment, len(runtime.log.words))
+
+
+class Groups:
+    """``cp.async`` of one thread: copies are waited for in groups, in the order of commits."""
+
+    def __init__(self, context: Context):
+        self.context = context
+
+    def _committed(self, new: int | None = None) -> int:
+        state = self.context.block
+        key = ("cp.async groups", self.context.thread.tid)
+        if new is not None:
+            state[key] = new
+        return state.get(key, 0)
+
+    def _channel(self):
+        return ("cp.async", self.context.thread.tid)
+
+    def copy(self, emulate, operands) -> Any:
+        """Run `emulate`, whose accesses are copies of the group that is open."""
+        with self.context.copy(self._channel(), self._committed() + 1):
+            return emulate(*operands)
+
+    def commit(self) -> None:
+        """Close the group; the next copies are another one."""
+        self._committed(self._committed() + 1)
+
+    def wait(self, pending: int) -> None:
+        """All groups are finished but the last `pending` ones."""
+        self.context.finish(self._channel(), self._committed() - pending)
+
+    def wait_all(self) -> None:
+        """All copies are finished, committed or not."""
+        self.commit()
+        self.wait(0)

@@ -1,0 +1,94 @@
+"""Calls the emulations of intrinsics (see the package's docstring for what they may declare)."""
+
+from __future__ import annotations
+
+from .context import Context, Groups
+from .errors import fail
+from .runtime import Runtime
+
+SCOPES = {"thread": 1, "warp": 32, "warpgroup": 128}
+"""Threads that run an instruction together."""
+
+
+def instruction(runtime: Runtime, operation):
+    """What a rewritten kernel calls instead of `operation`: ``call(position, *operands)``."""
+    name = getattr(operation, "__name__", "") or getattr(operation.emulate, "__name__", "")
+    scope = getattr(operation, "scope", "thread")
+    if scope not in SCOPES:
+        raise fail("unsupported", f"{name} has scope {scope!r}, allowed are {', '.join(SCOPES)}")
+    wanted = getattr(operation, "context", False)
+    context = Context(runtime)
+    given = (context,) if wanted else ()
+    traffic = getattr(operation, "traffic", "")
+
+    def at(position):
+        runtime.here, runtime.traffic, runtime.instruction = position, traffic, name
+
+    if scope == "thread":
+        return _by_thread(runtime, operation.emulate, traffic, given, at)
+    return _together(runtime, operation, SCOPES[scope], given, at, name)
+
+
+def _by_thread(runtime, emulate, traffic, given, at):
+    groups = Groups(Context(runtime))
+
+    def by_thread(position, *operands):
+        at(position)
+        result = emulate(*given, *operands)
+        runtime.traffic = ""
+        return result
+
+    def copy(position, *operands):
+        at(position)
+        result = groups.copy(emulate, (*given, *operands))
+        runtime.traffic = ""
+        return result
+
+    def commit(position, *operands):
+        groups.commit()
+
+    def wait_group(position, pending, *operands):
+        at(position)
+        groups.wait(int(pending))
+
+    def wait_all(position, *operands):
+        at(position)
+        groups.wait_all()
+
+    special = {
+        "cp.async": copy,
+        "cp.async.commit_group": commit,
+        "cp.async.wait_group": wait_group,
+        "cp.async.wait_all": wait_all,
+    }
+    return special.get(traffic, by_thread)
+
+
+def _together(runtime, operation, count, given, at, name):
+    """A warp or warpgroup: each thread may fetch, then one emulation, then each may put."""
+    emulate = operation.emulate
+    fetch, put = getattr(operation, "fetch", None), getattr(operation, "put", None)
+
+    def together(position, *operands):
+        at(position)
+        payload = operands if fetch is None else (fetch(*given, *operands),)
+        runtime.traffic = ""
+
+        def resolve(payloads):
+            at(position)
+            columns = list(zip(*payloads.values(), strict=True))
+            results = emulate(*given, *columns)
+            runtime.traffic = ""
+            return dict(zip(payloads, results or [None] * len(payloads), strict=True))
+
+        first = runtime.thread.tid // count * count
+        members = ((1 << count) - 1) << first
+        result = runtime.wait(name, position, members, payload, resolve)
+        if put is None:
+            return result
+        at(position)
+        put(*given, result, *operands)
+        runtime.traffic = ""
+        return None
+
+    return together
