@@ -85,6 +85,8 @@ class Rung:
         ``problem.score_mods``: None, or a float32 array of zeros to add to, of the shape that
         `scores.aux_totals` says. A rung whose forward pass needs memory too has
         ``forward_workspace(problem)``, and its `forward` is handed ``memory`` after `stream`.
+        ``counted_as(problem)``, if there, names the simulator's program of the module's schedule
+        and its tile_m and tile_n.
     programs : tuple of str
         The simulator's programs of the forward and of the backward pass.
     compute_capability : tuple of int

@@ -213,3 +213,9 @@ def forward(problem: Problem, q, k, v, out, lse, stream: int = 0, memory=None):
 def chosen_tiles(spec: Spec, cc: tuple[int, int]) -> ForwardTiles:
     """flash2's tiles, with 8 bytes of shared memory a row left for the factors of O."""
     return forward_tiles(spec, cc, shared_limit(cc) - 1024)
+
+
+def counted_as(problem: Problem) -> tuple[str, int, int]:
+    """The simulator's program of this schedule, and its tile_m and tile_n on the current GPU."""
+    tiles = chosen_tiles(Spec.of(problem, False), compute_capability())
+    return "flash1", tiles.tile_m, tiles.tile_n

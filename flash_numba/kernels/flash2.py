@@ -172,3 +172,10 @@ def forward(problem: Problem, q, k, v, out, lse, stream: int = 0):
     arguments = (*arrays, DeviceArray.of(lse), factor, scale, *extra)
     kernel = make_forward(spec, tiles)
     return launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)
+
+
+def counted_as(problem: Problem) -> tuple[str, int, int]:
+    """The simulator's program of this schedule, and its tile_m and tile_n on the current GPU."""
+    cc = compute_capability()
+    tiles = forward_tiles(Spec.of(problem, True), cc, shared_limit(cc))
+    return "flash2", tiles.tile_m, tiles.tile_n

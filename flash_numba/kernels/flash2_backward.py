@@ -300,3 +300,9 @@ def backward(
     if sums is not dq:
         round_pass = row_passes.make_round(problem.dtype)
         launch(round_pass, row_blocks, row_passes.THREADS, 0, (sums, dq), stream)
+
+
+def counted_as(problem: Problem) -> tuple[str, int, int]:
+    """The simulator's program of this schedule, and its tile_m and tile_n on the current GPU."""
+    tiles = _tiles(Spec.of(problem, True))
+    return "flash2", tiles.tile_m, tiles.tile_n

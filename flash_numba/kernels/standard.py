@@ -219,3 +219,9 @@ def chosen_tiles(problem: Problem) -> SquareTiles:
     """The tiles for the current GPU."""
     limit = shared_limit(compute_capability())
     return square_tiles(problem.head_dim, problem.head_dim_v, limit)
+
+
+def counted_as(problem: Problem) -> tuple[str, int, int]:
+    """The simulator's program of this schedule, and its tile_m and tile_n on the current GPU."""
+    tile = chosen_tiles(problem).tile
+    return "tiled", tile, tile

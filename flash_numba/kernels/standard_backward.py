@@ -26,6 +26,7 @@ from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .spec import padded
 from .standard import chosen_tiles, launch_weights
+from .standard import counted_as as counted_as
 from .standard_products import make_column_blocks, make_row_blocks
 from .standard_tiles import LANES, THREAD_ROWS, SquareTiles, matrix, matrix_bytes
 

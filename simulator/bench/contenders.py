@@ -1,0 +1,149 @@
+"""Who is timed: a rung's kernels on memory that is there already, and torch's own attention."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from flash_numba.arrays import DeviceArray
+from flash_numba.ladder import Rung
+
+from .cells import Cell
+from .truth import why_wrong
+
+PEERS = {
+    "torch_flash": "FLASH_ATTENTION",
+    "torch_cudnn": "CUDNN_ATTENTION",
+    "torch_efficient": "EFFICIENT_ATTENTION",
+    "torch_math": "MATH",
+}
+"""torch's ways to compute attention (members of ``torch.nn.attention.SDPBackend``)."""
+
+_TORCH_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class Contender(NamedTuple):
+    """A call to time, and the tensors that must live as long as it."""
+
+    name: str
+    run: Callable[[], Any]
+    holds: tuple = ()
+
+
+class Inputs(NamedTuple):
+    """Random q, k, v and dO, torch tensors (batch, seqlen, heads, head_dim)."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+
+    @classmethod
+    def draw(cls, cell: Cell, device: str, seed: int = 0) -> Inputs:
+        """Standard normal numbers."""
+        import torch
+
+        generator = torch.Generator(device).manual_seed(seed)
+        dtype = getattr(torch, _TORCH_TYPES[cell.dtype])
+        shape = cell.batch, cell.seqlen, cell.heads, cell.head_dim
+        options = {"generator": generator, "device": device, "dtype": dtype}
+        return cls(*(torch.randn(shape, **options) for _ in range(4)))
+
+
+class WrongResult(Exception):
+    """A kernel's result is wrong; it gets no figure."""
+
+
+def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
+    """The kernels of a rung, run once and found right.
+
+    Raises
+    ------
+    WrongResult
+        Saying what is wrong.
+    """
+    import torch
+
+    problem, q = cell.problem, inputs.q
+    o = torch.full_like(q, torch.nan)
+    lse = torch.full(problem.shapes["lse"], torch.nan, device=q.device)
+    views = [DeviceArray.of(x) for x in (*inputs[:3], o, lse)]
+    functions, spaces = rung.functions("forward"), []
+    if hasattr(functions, "forward_workspace"):
+        spaces.append(_space(functions.forward_workspace(problem), q.device))
+
+    def forward():
+        functions.forward(problem, *views, stream, *(DeviceArray.of(space) for space in spaces))
+
+    forward()
+    _check(rung, cell, inputs, {"o": o, "lse": lse})
+    if cell.direction == "forward":
+        return Contender(rung.name, forward, (inputs, o, lse))
+    spaces.clear()  # S and P of standard attention are large
+    grads = {name: torch.full_like(q, torch.nan) for name in ("dq", "dk", "dv")}
+    given = [*views, *(DeviceArray.of(x) for x in (inputs.do, *grads.values()))]
+    back = rung.functions("backward")
+    space = _space(back.workspace(problem), q.device)
+    memory = DeviceArray.of(space)
+
+    def backward():
+        back.backward(problem, *given, memory, None, stream)
+
+    backward()
+    _check(rung, cell, inputs, grads)
+    return Contender(rung.name, backward, (inputs, o, lse, grads, space))
+
+
+def _space(parts, device):
+    """Memory of as many bytes as `parts` have together, NaN."""
+    import torch
+
+    return torch.full((-(-sum(parts) // 4),), torch.nan, device=device)
+
+
+def _check(rung: Rung, cell: Cell, inputs: Inputs, results: dict) -> None:
+    if reason := why_wrong(cell, inputs, results):
+        raise WrongResult(f"{rung.name}, {cell}: {reason}")
+
+
+def peers(names: Iterable[str], cell: Cell, inputs: Inputs) -> list[Contender]:
+    """Those of torch's backends that run for the cell, on tensors in torch's own layout.
+
+    `names` are the keys of `PEERS` to try.
+
+    Forward without a graph; backward alone, `torch.autograd.grad` on a graph that is kept.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v, do = (x.transpose(1, 2).contiguous() for x in inputs)
+
+    def contender(name: str, backend) -> Contender:
+        def attend():
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
+
+        def forward():
+            with torch.no_grad():
+                return attend()
+
+        if cell.direction == "forward":
+            return Contender(name, forward)
+        o = attend()
+        return Contender(name, lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
+
+    if cell.direction == "backward":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    found = []
+    for name in names:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch explains at length why a backend is out
+                one = contender(name, getattr(SDPBackend, PEERS[name]))
+                one.run()
+        except (RuntimeError, AttributeError):
+            continue
+        found.append(one)
+    return found

@@ -1,0 +1,97 @@
+"""Whether a kernel's results are right: two heads of it against float64, on the GPU itself.
+
+`flash_numba.reference` says what attention is; this is the same, chunk by chunk of queries in
+torch, so that a head of 16,384 queries takes milliseconds. The budget is the project's own
+(`flash_numba.budget`): at most twice as wrong as an ordinary framework in the same type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flash_numba.budget import within_budget
+
+from .cells import Cell
+
+CHUNK = 1 << 25
+"""Scores that are in memory at once."""
+
+
+def head(cell: Cell, q, k, v, do, exact: bool) -> dict[str, Any]:
+    """O, lse, dQ, dK and dV of one head, in float64 or as an ordinary framework computes them.
+
+    Parameters
+    ----------
+    cell : Cell
+    q, k, v, do : torch tensors (seqlen, head_dim)
+    exact : bool
+        True = float64; False = fp32 inside, every result of an operation rounded to q's type.
+
+    References
+    ----------
+    Dao et al., "FlashAttention", NeurIPS 2022, appendix B.2, equations 4 to 6.
+    """
+    import torch
+
+    inside = torch.float64 if exact else torch.float32
+    kept = torch.float64 if exact else q.dtype
+
+    def store(x):
+        return x.to(kept).to(inside)
+
+    q, k, v, do = (x.to(inside) for x in (q, k, v, do))
+    scale = cell.problem.softmax_scale
+    keys = torch.arange(cell.seqlen, device=q.device)
+    found: dict[str, list] = {"o": [], "lse": [], "dq": []}
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    rows = max(1, CHUNK // cell.seqlen)
+    for at in range(0, cell.seqlen, rows):
+        qi, doi = q[at : at + rows], do[at : at + rows]
+        s = store(qi @ k.T * scale)
+        if cell.causal:
+            s.masked_fill_(keys > keys[at : at + rows, None], -torch.inf)
+        lse = torch.logsumexp(s, 1)
+        p = store(torch.exp(s - lse[:, None]))
+        o = store(p @ v)
+        found["o"].append(o)
+        found["lse"].append(lse)
+        if cell.direction == "backward":
+            ds = store(p * (store(doi @ v.T) - (doi * o).sum(1, keepdim=True)))
+            ds = store(ds * scale)
+            found["dq"].append(store(ds @ k))
+            dv += p.T @ doi
+            dk += ds.T @ qi
+    joined = {name: torch.cat(parts) for name, parts in found.items() if parts}
+    return joined | ({"dk": store(dk), "dv": store(dv)} if cell.direction == "backward" else {})
+
+
+def why_wrong(cell: Cell, inputs, results: dict[str, Any]) -> str | None:
+    """What is wrong with a kernel's results, or None.
+
+    Every element must be finite (results are NaN before a run, so one that was not written is not);
+    the first head of the first sequence and the last of the last are held to the budget.
+
+    Parameters
+    ----------
+    cell : Cell
+    inputs : q, k, v and do, torch tensors (batch, seqlen, heads, head_dim)
+    results : dict of str to torch tensor
+        Some of o, dq, dk, dv, like q, and lse (batch, heads, seqlen).
+    """
+    for name, array in results.items():
+        if not bool(array.isfinite().all()):
+            return f"{name} is not finite everywhere"
+    for at in {(0, 0), (cell.batch - 1, cell.heads - 1)}:
+        picked = [x[at[0], :, at[1]] for x in inputs]
+        truth, twin = (head(cell, *picked, exact=exact) for exact in (True, False))
+        for name, array in results.items():
+            of_head = array[at] if name == "lse" else array[at[0], :, at[1]]
+            dtype = "fp32" if name == "lse" else cell.dtype
+            arrays = (x.double().cpu().numpy() for x in (of_head, truth[name], twin[name]))
+            verdict = within_budget(*arrays, dtype)
+            if not verdict:
+                return (
+                    f"{name} of sequence {at[0]}, head {at[1]} is off by {verdict.error:.2e}, "
+                    f"allowed {verdict.allowance:.2e}"
+                )
+    return None
