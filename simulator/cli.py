@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from .bench.cli import EXAMPLES as BENCH_EXAMPLES
+from .bench.cli import bench
 from .trace_cli import trace_command
 from .viewer.cli import EXAMPLES as STEP_EXAMPLES
 from .viewer.cli import step
@@ -222,6 +224,7 @@ def _progress(jobs: list):
 
 
 app.command("trace")(trace_command)
+app.command(epilog=BENCH_EXAMPLES)(bench)
 
 
 @app.command()

@@ -70,7 +70,7 @@ class Options:
     directions, dtypes, masks : tuple of str
     head_dims, seqlens : tuple of int
     tokens, hidden : int
-        The batch is tokens / seqlen, the heads are hidden / head_dim, each rounded down, at least 1.
+        The batch is tokens / seqlen, the heads are hidden / head_dim, rounded down, at least 1.
     budget_s : float
         Seconds of timing for a cell.
     """
@@ -104,9 +104,9 @@ class Options:
         if not 0 < finite("budget", self.budget_s) <= 600:
             raise ValueError(f"budget must be in (0, 600] seconds, got {self.budget_s}")
 
-    def quick(self) -> Options:
-        """The same with two lengths and a fifth of a second for a cell."""
-        return replace(self, seqlens=(1024, 4096), budget_s=0.2)
+    def quick(self, keep_seqlens: bool) -> Options:
+        """The same with two lengths, unless told to keep them, and 0.2 seconds for a cell."""
+        return replace(self, seqlens=self.seqlens if keep_seqlens else (1024, 4096), budget_s=0.2)
 
     def cells(self) -> Iterator[Cell]:
         """All cells, those of one table together."""

@@ -14,7 +14,7 @@ from .contenders import PEERS, Contender
 
 
 class TorchGpu:
-    """This machine's first GPU, through torch.
+    """The first GPU of this machine, through torch.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class TorchGpu:
 
 
 def find() -> TorchGpu:
-    """This machine's GPU.
+    """The GPU of this machine.
 
     Raises
     ------

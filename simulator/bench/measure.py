@@ -5,7 +5,7 @@ A GPU near its power limit slows down as it warms; what is timed a minute later 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -60,18 +60,20 @@ def times(gpu, contenders: Sequence[Contender], budget_s: float) -> dict[str, li
     return samples
 
 
-def measure(gpu, options: Options, say: Callable[[str], None]) -> dict[str, list]:
-    """Rows of all cells, and what gave none.
+def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
+    """Measure cell by cell.
 
-    Returns
-    -------
-    dict
+    Yields
+    ------
+    cell : Cell
+        The one just measured.
+    found : dict
+        Of all cells so far, growing:
         "rows"; "left_out", what a rung does not take or has no memory for; "wrong", kernels that
         failed or whose result was wrong. Each of the latter is a dict of rung, cell and why.
     """
     found: dict[str, list] = {"rows": [], "left_out": [], "wrong": []}
     for cell in options.cells():
-        say(str(cell))
         inputs, racing = Inputs.draw(cell, gpu.device), {}
         for rung in (rung for rung in ladder.RUNGS if rung.name in options.rungs):
             entry = {"rung": rung.name, "cell": asdict(cell)}
@@ -89,7 +91,7 @@ def measure(gpu, options: Options, say: Callable[[str], None]) -> dict[str, list
             found["rows"] += rows(cell, racing, times(gpu, contenders, options.budget_s))
         del inputs, racing
         gpu.empty()
-    return found
+        yield cell, found
 
 
 def rows(cell: Cell, rungs: Iterable[Rung], samples: dict[str, list[float]]) -> Iterator[dict]:

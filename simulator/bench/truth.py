@@ -87,8 +87,8 @@ def why_wrong(cell: Cell, inputs, results: dict[str, Any]) -> str | None:
         for name, array in results.items():
             of_head = array[at] if name == "lse" else array[at[0], :, at[1]]
             dtype = "fp32" if name == "lse" else cell.dtype
-            arrays = (x.double().cpu().numpy() for x in (of_head, truth[name], twin[name]))
-            verdict = within_budget(*arrays, dtype)
+            found, ref, other = (x.double().cpu() for x in (of_head, truth[name], twin[name]))
+            verdict = within_budget(found.numpy(), ref.numpy(), other.numpy(), dtype)
             if not verdict:
                 return (
                     f"{name} of sequence {at[0]}, head {at[1]} is off by {verdict.error:.2e}, "
