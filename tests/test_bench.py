@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import fake_gpu
 import numpy as np
@@ -192,6 +193,10 @@ def test_truth_is_the_reference(monkeypatch, causal, chunk):
         np.testing.assert_allclose(array.numpy(), expected[name], rtol=1e-11, atol=1e-13)
 
 
+def A100():
+    return 8, 0
+
+
 ROW = {
     "rung": "tensor_core",
     "direction": "backward",
@@ -297,7 +302,7 @@ def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
 
 def test_without_torch_it_says_so(monkeypatch):
     monkeypatch.setattr(ladder, "find_gpu", lambda: GPU)
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert "torch is not installed" in invoke("bench").stderr
 
 
@@ -308,13 +313,22 @@ def test_quick_takes_two_lengths_unless_told():
     assert options.quick(True).budget_s == 0.2
 
 
-def test_every_rung_with_kernels_is_timed_and_names_its_schedule():
+def test_every_rung_with_kernels_is_timed():
     """Kernels that land on the ladder are timed without a change here."""
-    pytest.importorskip("numba")
     assert set(cells.with_kernels()) == {rung.name for rung in ladder.RUNGS if rung.modules}
-    for rung in ladder.RUNGS:
-        for direction in cells.DIRECTIONS if rung.modules else ():
-            assert callable(rung.functions(direction).counted_as), (rung.name, direction)
+
+
+@pytest.mark.parametrize("direction", cells.DIRECTIONS)
+@pytest.mark.parametrize(
+    ("rung", "program"), [("standard", "tiled"), ("flash1", "flash1"), ("flash2", "flash2")]
+)
+def test_fp32_rungs_name_their_schedule(monkeypatch, rung, program, direction):
+    pytest.importorskip("numba")
+    functions = {one.name: one for one in ladder.RUNGS}[rung].functions(direction)
+    monkeypatch.setattr(sys.modules[functions.counted_as.__module__], "compute_capability", A100)
+    name, *tiles = functions.counted_as(Problem(256, 256, 64))
+    assert name == program
+    assert all(tile in (16, 32, 64, 128) for tile in tiles)
 
 
 @pytest.mark.gpu
