@@ -13,7 +13,8 @@ from functools import cache
 
 from .elements import element
 from .numba_cuda import cuda, room, types
-from .ptx import copy16_async, copy_wait_all, load4_global, store4, store4_global
+from .ptx import load4_global, store4, store4_global
+from .ptx_copies import copy16_async, copy_wait_all
 from .unroll import unroll_4, unroll_full
 
 LANES = 8

@@ -32,7 +32,7 @@ def emulated_by(emulate, traffic: str = "", **hooks) -> Any:
     return decorate
 
 
-def assembly(builder, text, constraints, args, result, side_effect=False):
+def assembly(builder, text, constraints, args, result, side_effect=False) -> Any:
     """Call inline PTX; ``$0`` in `text` is the result, or the first operand if there is none."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=side_effect), args)
@@ -41,12 +41,11 @@ def assembly(builder, text, constraints, args, result, side_effect=False):
 def pointer_to(context, builder, array_type, array, index_type, index):
     """Address of ``array[index]``, neighbours in the last axis taken to be neighbours in memory."""
     array = context.make_array(array_type)(context, builder, value=array)
-    parts = [
-        context.cast(builder, part, kind, types.intp)
-        for part, kind in zip(
-            cgutils.unpack_tuple(builder, index, len(index_type)), index_type, strict=True
-        )
-    ]
+    if isinstance(index_type, types.BaseTuple):
+        given = zip(cgutils.unpack_tuple(builder, index), index_type, strict=True)
+    else:
+        given = [(index, index_type)]
+    parts = [context.cast(builder, part, kind, types.intp) for part, kind in given]
     last = parts[-1]
     parts[-1] = I64(0)
     row = cgutils.get_item_pointer(context, builder, array_type, array, parts, wraparound=False)
@@ -124,52 +123,6 @@ load4_global = _vector_load(
     """``ld.global.v4`` (9.7.9.8): as `load4`, from global memory; 8 bytes of 16-bit elements.""",
 )
 store4_global = _vector_store(GLOBAL, "``st.global.v4`` (9.7.9.11): see `load4_global`.")
-
-
-def _copy16_async(shared, to, source, index, valid):
-    _store4(shared, to, _load4(source, index) if valid else (np.float32(0),) * 4)
-
-
-@emulated_by(_copy16_async, traffic="cp.async")
-def copy16_async(typingctx, shared, to, source, index, valid):
-    """``cp.async.cg.shared.global`` (9.7.9.25.3.1): start a copy of four float32 to shared memory.
-
-    The data does not pass through registers. Where `valid` is False nothing is read and zeros are
-    written (source size 0). Needs cc 8.0; both addresses are multiples of 16 bytes.
-    """
-
-    def codegen(context, builder, signature, args):
-        target = pointer_to(context, builder, shared, args[0], to, args[1])
-        origin = pointer_to(context, builder, source, args[2], index, args[3])
-        target = builder.addrspacecast(target, ir.PointerType(F32, SHARED))
-        origin = builder.addrspacecast(origin, ir.PointerType(F32, GLOBAL))
-        size = builder.select(args[4], I32(16), I32(0))
-        operands = [builder.ptrtoint(target, I32), builder.ptrtoint(origin, I64), size]
-        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-        assembly(builder, text, "r,l,r,~{memory}", operands, ir.VoidType(), side_effect=True)
-        return context.get_dummy_value()
-
-    return types.void(shared, to, source, index, types.boolean), codegen
-
-
-def no_operand(text, doc, traffic="") -> Any:
-    def typing(typingctx):
-        def codegen(context, builder, signature, args):
-            assembly(builder, text, "~{memory}", [], ir.VoidType(), side_effect=True)
-            return context.get_dummy_value()
-
-        return types.void(), codegen
-
-    operation = emulated_by(lambda: None, traffic)(typing)
-    operation.__doc__ = doc
-    return operation
-
-
-copy_wait_all = no_operand(
-    "cp.async.wait_all;",
-    "``cp.async.wait_all`` (9.7.9.25.3.3): wait for every copy that this thread started.",
-    "cp.async.wait_all",
-)
 
 
 def _unary(name, text, emulate, doc) -> Any:
