@@ -52,8 +52,7 @@ def _table_of(row: dict) -> tuple:
 
 
 def _table(rows: list[dict]) -> Table:
-    options = {"pad_edge": False, "show_edge": False, "collapse_padding": True}
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), **options)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     peers = [name for name in PEERS if any(name in row["ratios"] for row in rows)]
     table.add_column("N", justify="right", no_wrap=True)
     table.add_column("mask", no_wrap=True)
