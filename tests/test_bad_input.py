@@ -6,12 +6,15 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import fake_gpu
 import numpy as np
 import pytest
 
 import flash_numba
-from flash_numba import checks, masks, reference
+from flash_numba import arrays, checks, gpu_call, ladder, masks, reference
+from flash_numba.ladder import RUNGS
 from flash_numba.problem import Problem
 from flash_numba.tiling import BlockMask, Schedule
 from simulator import theory
@@ -152,6 +155,112 @@ def test_numbers_that_overflow_spread_without_a_word():
     assert np.isnan(out).all()
     fp16 = Problem(8, 8, 4, dtype="fp16")
     simulate("flash2", fp16, big, big, big, big, direction="backward", tile_m=4, tile_n=4)
+
+
+# Attention at every door, on a GPU whose kernels must not run
+
+
+HALF, LONGER, WIDE = Q.astype(np.float16), np.repeat(Q, 2, axis=1), np.zeros((1, 8, 1, 300))
+ON_GPU = {name: fake_gpu.CudaArray(Q) for name in "qkv"}
+LISTED: dict[str, tuple[dict, str]] = {
+    "rank": ({"k": Q[0]}, r"k must have 4 axes \(batch, .*got shape \(8, 1, 4\)"),
+    "dtype": ({"v": Q.astype(np.int32)}, "v must have dtype float32, float16 or .*got int32"),
+    "dtypes": ({"v": HALF}, "q, k and v must have one dtype; .*v has fp16"),
+    "kinds": ({"k": ON_GPU["k"]}, "one kind, got q as a NumPy array and k as a CUDA array"),
+    "lengths": ({"v": LONGER}, "k and v must agree in seqlen_k .*k has 8, v has 16"),
+    "heads": (
+        {"q": np.repeat(Q, 3, 2), "k": np.repeat(Q, 2, 2), "v": np.repeat(Q, 2, 2)},
+        "multiple of the heads of k and v, got 3 and 2",
+    ),
+    "layout": (
+        dict.fromkeys("qkv", np.zeros((1, 8, 2048, 4), np.float32)),
+        "looks like .batch, heads, seqlen, head_dim., swap axes 1 and 2",
+    ),
+    "head_dim": (
+        dict.fromkeys("qkv", WIDE.astype(np.float32)),
+        "takes a head_dim and head_dim_v up to 256, got 300 and 300",
+    ),
+    "scale": ({"scale": np.nan}, "scale must be a finite number, got nan"),
+    "infinite scale": ({"scale": -np.inf}, "scale must be a finite number, got -inf"),
+    "scale of an array": (
+        {"scale": np.ones(2)},
+        "scale must be a finite .*got float64 array",
+    ),
+    "dropout of all": ({"dropout_p": 1.0, "seed": 0}, r"dropout_p must be in \[0, 1\), got 1.0"),
+    "dropout below 0": ({"dropout_p": -0.5, "seed": 0}, r"must be in \[0, 1\), got -0.5"),
+    "dropout NaN": ({"dropout_p": np.nan, "seed": 0}, "dropout_p must be a finite .*got nan"),
+    "window": ({"window": (4,)}, "window must be a pair .*got .4,"),
+    "key_lengths": ({"key_lengths": [9]}, r"key_lengths must lie in 0\.\.8 .*got \[9\]"),
+    "deterministic": ({"deterministic": 1}, "deterministic must be True, False or None, got 1"),
+}
+
+
+def forward(arguments):
+    flash_numba.flash_attention(**arguments)
+
+
+def standard(arguments):
+    flash_numba.standard_attention(**arguments)
+
+
+def backward(arguments):
+    q = arguments["q"]
+    flash_numba.flash_attention_backward(do=q, o=q, lse=q, **arguments)
+
+
+def explain(arguments):
+    raise ValueError(str(flash_numba.explain(**arguments)))
+
+
+DOORS = (forward, standard, backward, explain)
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    """The real rungs on a GPU that is not there: whoever gets as far as a launch fails."""
+    pytest.importorskip("numba")
+    fake_gpu.install(monkeypatch)
+    monkeypatch.setattr(ladder, "RUNGS", RUNGS)
+    for function in ("forward", "backward"):
+        monkeypatch.setattr(gpu_call, function, lambda *a, **kw: pytest.fail("it ran"))
+    return monkeypatch
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+@pytest.mark.parametrize(("changed", "says"), LISTED.values(), ids=LISTED)
+def test_bad_attention_is_refused_before_a_launch(nothing_runs, changed, says, door):
+    with pytest.raises((ValueError, TypeError), match=says):
+        door({"q": Q, "k": Q, "v": Q} | changed)
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_a_gpu_that_is_too_old_is_refused(nothing_runs, door):
+    volta = ladder.Gpu("Tesla V100", (7, 0))
+    nothing_runs.setattr(ladder, "find_gpu", lambda index=0: volta)
+    says = "standard: needs compute capability 7.5 or newer, got Tesla V100 .*7.0"
+    with pytest.raises(ValueError, match=says):
+        door({"q": Q, "k": Q, "v": Q})
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_arrays_on_two_gpus_are_refused(nothing_runs, door):
+    kind = type(arrays.kind_of("q", ON_GPU["q"]))
+    nothing_runs.setattr(kind, "device", lambda self, x: "cuda:1" if x is ON_GPU["v"] else "cuda:0")
+    with pytest.raises(TypeError, match=r"on one device, got q on cuda:0.* v on cuda:1"):
+        door(ON_GPU)
+
+
+def test_tiles_beyond_the_shared_memory_are_refused_before_they_compile(monkeypatch):
+    pytest.importorskip("numba_cuda")
+    from flash_numba import launch
+
+    def flash9():
+        pass
+
+    monkeypatch.setattr(launch, "compute_capability", lambda: (8, 6))
+    says = "tiles of flash9 must fit 101376 bytes of shared memory on this GPU, got 101377"
+    with pytest.raises(ValueError, match=says):
+        launch.CompiledKernel(SimpleNamespace(py_func=flash9), (), 128, 99 * 1024 + 1)
 
 
 # Files
