@@ -71,7 +71,9 @@ def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: boo
 
 
 @cache
-def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
+def make_change_scores(
+    changes: tuple, tile_rows: int, tile_columns: int, rows_are_keys: bool = False
+):
     """Room ``change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
     Parameters
@@ -80,9 +82,12 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
         `masks.ScoreMod.apply` of each change, in order.
     tile_rows, tile_columns : int
         Shape of a thread's part of the scores.
+    rows_are_keys : bool
+        True where rows of the tile are keys.
     """
     change = chain(changes)
     changed = len(changes) > 0
+    position = make_position(rows_are_keys)
 
     @room
     def change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
@@ -92,7 +97,8 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int):
             unroll_full()
             for j in range(tile_columns):
                 unroll_full()
-                q_idx, k_idx = min(first_q + i, seqlen_q - 1), min(first_k + j, seqlen_k - 1)
+                q_idx, k_idx = position(first_q, first_k, i, j)
+                q_idx, k_idx = min(q_idx, seqlen_q - 1), min(k_idx, seqlen_k - 1)
                 rS[i, j] = change(rS[i, j], batch, head, q_idx, k_idx, aux)
 
     return change_scores
