@@ -1,0 +1,189 @@
+"""Puzzles that want a CUDA kernel: it runs thread by thread, and its accesses are counted."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..threads import KernelError, Report, trace
+from .cases import Case
+from .formulas import Tensors
+from .verdict import Elements, Wrong, close, code_of, difference, mistake, on_one_line, too_many
+
+ELEMENT = 4
+"""Bytes of an element: all arrays are float32."""
+
+SCALARS = ("scale", "a")
+"""Parameters that are numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPuzzle:
+    """A kernel to write, launched for a `Case` over NumPy arrays.
+
+    Attributes
+    ----------
+    name, statement : str
+    hints : tuple of str
+        From a nudge to nearly the answer.
+    parameters : tuple of str
+        Of the kernel, in order.
+    given : callable
+        Of tensors (`formulas.attention`): arrays and numbers handed in, by parameter.
+    wanted : callable
+        Of tensors: the arrays that the kernel must have filled, by parameter.
+    launch : callable
+        Of a `Case`: grid and block.
+    loads, stores : callable
+        Of a `Case`: the most elements of each array that threads may load and store in global
+        memory.
+    sectors : callable
+        Of a `Case`: the most 32-byte sectors that loads and stores of an array may touch.
+    shared, local : callable
+        Of a `Case`: bytes of shared memory of a block, of local arrays of a thread.
+    conflict_free : bool
+        No access to shared memory may take a second pass.
+    cases : tuple of Case
+    """
+
+    name: str
+    statement: str
+    hints: tuple[str, ...]
+    parameters: tuple[str, ...]
+    given: Callable[[Tensors], dict[str, Any]]
+    wanted: Callable[[Tensors], Tensors]
+    launch: Callable[[Case], tuple]
+    loads: Callable[[Case], Elements]
+    stores: Callable[[Case], Elements]
+    cases: tuple[Case, ...]
+    sectors: Callable[[Case], Elements] = lambda case: {}
+    shared: Callable[[Case], int] = lambda case: 0
+    local: Callable[[Case], int] = lambda case: 0
+    conflict_free: bool = False
+    mistakes: Mapping[str, Callable[[Case, Tensors], Tensors]] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> str:
+        """How the kernel is called."""
+        return f"{self.name}[grid, block]({', '.join(self.parameters)})"
+
+    def check(self, answer: Callable) -> str:
+        """What was checked, if the answer is right.
+
+        Raises
+        ------
+        Wrong
+            With the reason.
+        """
+        names = list(inspect.signature(getattr(answer, "py_func", answer)).parameters)
+        if len(names) != len(self.parameters):
+            raise Wrong(
+                f"takes {len(names)} parameters ({', '.join(names)}), where "
+                f"{len(self.parameters)} are handed in: {', '.join(self.parameters)}"
+            ).on("", answer)
+        renamed = dict(zip(self.parameters, names, strict=True))
+        report = None
+        for case in self.cases:
+            try:
+                report, arrays = self._run(answer, case)
+                self._check_numbers(report, arrays, renamed, case)
+                self._check_traffic(report, renamed, case)
+            except Wrong as error:
+                sizes = f"N={case.N}, M={case.M}, {case.scores} scores"
+                raise error.on(sizes, answer) from error.__cause__
+        assert report is not None
+        moved = report.count("global")
+        return (
+            f"right on {len(self.cases)} problems, and no race; on the last it moves "
+            f"{moved.bytes // ELEMENT:,} elements in {moved.sectors:,} sectors"
+        )
+
+    def _run(self, answer: Callable, case: Case) -> tuple[Report, Tensors]:
+        twin = case.tensors(np.float32)
+        arguments = {
+            name: np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
+            for name, value in self.given(twin).items()
+        }
+        outputs = {n: np.full(a.shape, np.nan, np.float32) for n, a in self.wanted(twin).items()}
+        arguments |= outputs
+        file = code_of(answer).co_filename
+        try:
+            with np.errstate(all="ignore"):
+                values = [arguments[name] for name in self.parameters]
+                report = trace(answer)[self.launch(case)](*values)
+        except KernelError as error:
+            finding = error.finding
+            places = [one for one in finding.places if one.file == file] or list(finding.places)
+            place = (places[-1].file, places[-1].line) if places else None
+            raise Wrong(f"fails: {finding.kind}: {on_one_line(finding.message)}", place) from error
+        return report, outputs
+
+    def _check_numbers(self, report: Report, arrays: Tensors, renamed, case: Case) -> None:
+        twin, truth = (self.wanted(case.tensors(dtype)) for dtype in (np.float32, np.float64))
+        for name, found in arrays.items():
+            if close(found, truth[name], twin[name]):
+                continue
+            why = mistake(self.mistakes, name, found, case) or difference(name, found, truth[name])
+            place = dearest(report, "store", renamed[name])
+            if place is None:
+                raise Wrong(f"never stores to {name}")
+            raise Wrong(f"writes {name}, and {why}", place)
+
+    def _check_traffic(self, report: Report, renamed, case: Case) -> None:
+        for operation, most in (("load", self.loads(case)), ("store", self.stores(case))):
+            for name in self.given_arrays():
+                array = renamed[name]
+                elements = report.count("global", operation, array).bytes // ELEMENT
+                if elements > most.get(name, 0):
+                    raise Wrong(
+                        too_many(f"{operation}s", name, elements, most.get(name, 0)),
+                        dearest(report, operation, array),
+                    )
+        for name, most in self.sectors(case).items():
+            count, array = report.count("global", array=renamed[name]), renamed[name]
+            if count.sectors > most:
+                operation = "load" if report.count("global", "load", array).sectors else "store"
+                raise Wrong(
+                    f"touches {count.sectors:,} sectors of {name} where {most:,} hold it: the "
+                    "lanes of a warp must take neighbouring elements",
+                    dearest(report, operation, array),
+                )
+        conflicts = report.count("shared").conflicts
+        if self.conflict_free and conflicts:
+            worst = max(report.entries, key=lambda entry: entry.count.conflicts).site.place
+            raise Wrong(
+                f"takes {conflicts:,} passes too many over shared memory: lanes of a warp meet in "
+                "one bank",
+                (worst.file, worst.line),
+            )
+        for what, held, most in (
+            ("of shared memory a block", report.shared_bytes, self.shared(case)),
+            ("of local arrays a thread", report.local_bytes, self.local(case)),
+        ):
+            if held > most:
+                raise Wrong(
+                    f"takes {held:,} bytes {what}, where {most:,} are enough, and nothing that "
+                    "grows with N or M may be among them"
+                )
+
+    def given_arrays(self) -> tuple[str, ...]:
+        """Parameters that are arrays."""
+        return tuple(name for name in self.parameters if name not in SCALARS)
+
+
+def dearest(report: Report, operation: str, array: str) -> tuple[str, int] | None:
+    """The file and line that cost most accesses of one kind to an array in global memory."""
+    entries = [
+        entry
+        for entry in report.entries
+        if (entry.site.operation, entry.memory.space, entry.memory.name)
+        == (operation, "global", array)
+    ]
+    if not entries:
+        return None
+    place = max(entries, key=lambda entry: (entry.count.bytes, entry.count.sectors)).site.place
+    return place.file, place.line

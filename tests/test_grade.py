@@ -1,0 +1,112 @@
+"""The grader passes right answers and fails wrong ones, for the right reason and with the line."""
+
+import linecache
+import re
+
+import numpy as np
+import pytest
+from answers import backward, flash, formulas, kernels, steps
+
+from flash_numba import reference
+from simulator.grade import PUZZLES, grade, hint, statement
+from simulator.grading.cases import CAUSAL, SHAPES, SHARED
+from simulator.machine import Machine
+
+ANSWERS = [
+    answers for group in (formulas, steps, flash, backward, kernels) for answers in group.ANSWERS
+]
+RIGHT = [answer for answers in ANSWERS for answer in answers.rights]
+WRONG = [answer for answers in ANSWERS for answer in answers.wrongs]
+
+
+def function_of(answer):
+    """The function that an answer's text defines, its lines known to tracebacks."""
+    file = f"<{answer}>"
+    linecache.cache[file] = (len(answer.source), None, answer.source.splitlines(True), file)
+    names: dict = {"__name__": f"answer_{answer.puzzle}"}
+    exec(compile(answer.source, file, "exec"), names)
+    return names[answer.puzzle]
+
+
+def test_every_puzzle_has_answers():
+    assert [answers.puzzle for answers in ANSWERS] == list(PUZZLES)
+    assert len(PUZZLES) >= 20
+    for answers in ANSWERS:
+        assert len(answers.rights) >= 3, answers.puzzle
+        assert len(answers.wrongs) >= 5, answers.puzzle
+
+
+@pytest.mark.parametrize("answer", RIGHT, ids=str)
+def test_right_answers_pass(answer):
+    found = grade(answer.puzzle, function_of(answer))
+    assert found, str(found)
+    assert found.message.startswith("right on ")
+
+
+@pytest.mark.parametrize("answer", WRONG, ids=str)
+def test_wrong_answers_fail_and_say_why(answer):
+    found = grade(answer.puzzle, function_of(answer))
+    assert not found
+    assert answer.why in found.message, str(found)
+    assert "\n" not in found.message
+    assert str(found).startswith(f"✗ {answer.puzzle}: line {found.line} (`")
+    if "import forward" not in answer.source:  # a program of the simulator, at fault there
+        lines = answer.source.splitlines()
+        assert found.line is not None
+        assert f"(`{lines[found.line - 1].strip()}`)" in found.message
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_statements_and_hints(name):
+    puzzle = PUZZLES[name]
+    assert statement(name).startswith(puzzle.signature)
+    assert len(puzzle.hints) == 3
+    assert [hint(name, step) for step in (1, 2, 3)] == list(puzzle.hints)
+    with pytest.raises(ValueError, match=r"step must be .* got 4"):
+        hint(name, 4)
+    told = puzzle.statement + " ".join(puzzle.hints)
+    called = set(re.findall(r"gpu\.(\w+)", told))
+    assert called <= set(dir(Machine)) | {"scale", "all_rows"}
+
+
+def test_what_is_no_answer_is_refused():
+    with pytest.raises(ValueError, match="puzzle must be one of predict_standard"):
+        grade("no such puzzle", print)
+    with pytest.raises(TypeError, match="fn must be a Python function or a kernel"):
+        grade("scores", 3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("case", [*SHAPES, *CAUSAL, *SHARED], ids=str)
+def test_formulas_are_the_reference(case):
+    found, problem = case.tensors(np.float64), case.problem
+    q, do = (found[name].swapaxes(0, 1)[None] for name in ("Q", "dO"))
+    k, v = (found[name][None, :, None] for name in ("K", "V"))
+    o, lse = reference.forward(problem, q, k, v)
+    gradients = reference.backward(problem, q, k, v, do)
+    for name, truth in {
+        "O": o[0].swapaxes(0, 1),
+        "LSE": lse[0],
+        "dQ": gradients.dq[0].swapaxes(0, 1),
+        "dK": gradients.dk[0, :, 0],
+        "dV": gradients.dv[0, :, 0],
+    }.items():
+        np.testing.assert_allclose(found[name], truth, 1e-9, 1e-9, err_msg=name)
+
+
+def test_a_right_answer_in_a_wrong_place_is_found_out():
+    """What a block leaves in registers is not there for the next one."""
+    kept = {}
+
+    def scores(gpu):
+        for head, _, rows in gpu.query_tile_grid():
+            sQ = gpu.load("", gpu.tensor("Q")[head, rows])
+            for n_block, cols in gpu.all_key_tiles():
+                sK = gpu.load("", gpu.tensor("K")[cols])
+                kept.setdefault(n_block, sK)
+                rS = gpu.in_registers("S", (sQ.shape[0], sK.shape[0]))
+                gpu.product("", rS, sQ, kept[n_block].T, scale=gpu.scale)
+                gpu.store("", gpu.tensor("S")[head, rows, cols], rS)
+                gpu.free(sK)
+            gpu.free(sQ)
+
+    assert "belongs to another thread block" in grade("scores", scores).message
