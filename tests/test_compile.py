@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
-from flash_numba.kernels.builds import ARCHITECTURES, Build, listed_builds, prepare
-from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release
+from flash_numba.kernels import flash1, flash1_backward
+from flash_numba.kernels.builds import ARCHITECTURES, Build, all_builds, listed_builds, prepare
+from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release, static_shared_bytes
 from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
+from flash_numba.ladder import RUNGS
 from flash_numba.launch import SHARED_LIMITS, shared_limit
 
 TABLE = json.loads(
@@ -80,6 +82,24 @@ def test_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
                 assert tiles.depth_v >= head_dim_v
 
 
+def test_every_build_of_every_rung_fits_its_gpu():
+    """Of all rungs, kernels, types, kinds of problems and architectures; nothing is compiled."""
+    builds = list(all_builds())
+    assert {build.rung for build in builds} == {rung.name for rung in RUNGS if rung.modules}
+    alike = {build._replace(kind="full", dtype="fp32"): build for build in builds}
+    for build in alike.values():
+        _, _, shared_bytes = prepare(build)
+        assert shared_bytes <= 1024 * DATA_SHEET_KB[build.cc[:2]], build
+
+
+@pytest.mark.parametrize("cc", sorted(DATA_SHEET_KB), ids=str)
+def test_tiles_of_flash1_leave_room_for_its_factors(cc):
+    for head_dim in range(1, 257, 5):
+        for module in (flash1, flash1_backward):
+            tiles = module.chosen_tiles(Spec("fp32", head_dim, 257 - head_dim, False), cc)
+            assert tiles.shared_bytes + 8 * tiles.tile_m <= 1024 * DATA_SHEET_KB[cc]
+
+
 def test_tiles_beyond_256_are_refused():
     with pytest.raises(ValueError, match="at most 256, got 257 and 64"):
         forward_tiles(Spec("fp32", 257, 64), (9, 0), shared_limit((9, 0)))
@@ -96,9 +116,12 @@ def compiled(key):
     if not has_nvvm():
         pytest.skip("no NVVM library: install the extra cu13")
     (build,) = (build for build in listed_builds() if tuple(build) == key)
-    kernel, signature, _ = prepare(build)
+    kernel, signature, shared_bytes = prepare(build)
     ptx = compile_ptx(kernel, signature, build.cc)
     assert "__local_depot" not in ptx
+    own = static_shared_bytes(ptx)
+    assert (own > 0) == (build.rung == "flash1" or build.direction == "backward")
+    assert shared_bytes + own <= 1024 * DATA_SHEET_KB[build.cc[:2]]
     return build, ptx
 
 

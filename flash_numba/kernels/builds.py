@@ -4,6 +4,7 @@ A `Build` names one kernel for one kind of problem and one compute capability; `
 those that the guarded table covers.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from .. import masks
 from ..arrays import DeviceArray
+from ..ladder import RUNGS
 from ..launch import argument_types, shared_limit, upload
 from ..problem import Problem
 from . import flash1, flash1_backward, flash2, flash2_backward, standard, standard_backward
@@ -93,6 +95,17 @@ def listed_builds() -> Iterator[Build]:
         for kind in ("window and key lengths", "ALiBi and dropout"):
             yield Build("flash2", direction, "fp32", 64, kind, (9, 0, "a"))
     yield from _simple_builds()
+
+
+def all_builds() -> Iterator[Build]:
+    """Every kernel of every rung: each element type, kind of problem and architecture it is for."""
+    for rung in RUNGS:
+        kernels = {"standard": STANDARD}.get(rung.name, ("forward", "backward"))
+        depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
+        axes = kernels, rung.dtypes, depths, PROBLEMS, ARCHITECTURES
+        for build in itertools.product(*axes) if rung.name in _PREPARE else ():
+            if build[-1] >= rung.compute_capability:
+                yield Build(rung.name, *build)
 
 
 def _simple_builds() -> Iterator[Build]:

@@ -67,6 +67,11 @@ def compile_ptx(kernel, signature, cc: tuple) -> str:
     return ptx
 
 
+def static_shared_bytes(ptx: str) -> int:
+    """Shared memory of a block that a kernel in PTX declares itself, besides the dynamic part."""
+    return sum(map(int, re.findall(r"\.shared\b.*\.b8 \w+\[(\d+)\]", ptx)))
+
+
 def find_ptxas() -> str | None:
     """Path of the assembler: the one installed with the compiler's wheels, else on the PATH."""
     from cuda.pathfinder import find_nvidia_binary_utility
