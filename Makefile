@@ -1,6 +1,8 @@
 # Each target sets itself up in .venv, which is made anew when pyproject.toml changes.
 #   make demo                 step through FlashAttention on real input
 #   make test [EXTRAS=torch]  lint, types and the CPU tests; extras of pyproject.toml, comma separated
+#   make gpu-test [EXTRAS=cu13,torch]  the tests that need a GPU, with a summary of them
+#   make compile-all          every kernel for every architecture, without a GPU
 #   make bench | lint | format | clean
 
 EXTRAS ?=
@@ -16,7 +18,7 @@ RUN_STAMP := .venv/.installed-run
 DEV_STAMP := .venv/.installed-dev$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
 SOURCES := $(wildcard flash_numba simulator scripts benchmarks tests tutorials)
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test gpu-test compile-all lint format bench clean
 
 demo: $(RUN_STAMP)
 	@$(BIN)/flash-numba step --demo
@@ -33,6 +35,12 @@ lint: $(DEV_STAMP)
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+gpu-test: $(DEV_STAMP)
+	$(BIN)/python benchmarks/gpu_tests.py gpu_tests.json -- -n 4
+
+compile-all: $(DEV_STAMP)
+	$(BIN)/python benchmarks/compile_table.py --all compile_all.json
 
 bench: $(RUN_STAMP)
 	$(BIN)/python benchmarks/simulator_speed.py

@@ -90,7 +90,10 @@ def run(options, output: str | None) -> dict[str, Any]:
     """Measure; what is measured is written to `output` cell by cell."""
     from . import gpu, measure, results
 
-    device = gpu.find()
+    try:
+        device = gpu.find()
+    except ValueError as error:
+        raise ValueError(f"{error}. --show FILE prints what was measured before") from None
     found: dict[str, Any] = {
         "machine": device.machine(),
         "method": measure.METHOD,

@@ -82,10 +82,10 @@ def find() -> TorchGpu:
     ValueError
         Saying what is needed where there is none, or no torch.
     """
-    needs = "bench needs an NVIDIA GPU with the extra cu12 or cu13, and torch with CUDA"
+    needs = "an NVIDIA GPU is needed, with the extra cu12 or cu13, and torch with CUDA"
     gpu = ladder.find_gpu()
     if isinstance(gpu, ladder.NoGpu):
-        raise ValueError(f"{needs}; {gpu.reason}. --show FILE prints measured results")
+        raise ValueError(f"{needs}; {gpu.reason}")
     try:
         import torch
     except ImportError:

@@ -1,0 +1,74 @@
+"""Run the tests that need a GPU, and write a summary of how they went and on what.
+
+python benchmarks/gpu_tests.py results.json [--commit ID] [-- further options of pytest]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+from simulator.bench import gpu
+
+ROOT = Path(__file__).parents[1]
+
+
+def summary(report: Path) -> dict:
+    """Counts of a JUnit report, the tests that failed, and why others were skipped."""
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    outcomes = {"failed": ("failure", "error"), "skipped": ("skipped",)}
+    of_kind = {
+        name: [case for case in cases if any(case.find(tag) is not None for tag in tags)]
+        for name, tags in outcomes.items()
+    }
+    counts = {name: len(found) for name, found in of_kind.items()}
+    reasons = Counter(case.find("skipped").get("message", "") for case in of_kind["skipped"])  # pyright: ignore[reportOptionalMemberAccess]
+    return {
+        "passed": len(cases) - sum(counts.values()),
+        **counts,
+        "failures": [f"{case.get('classname')}::{case.get('name')}" for case in of_kind["failed"]],
+        "skips": dict(reasons),
+    }
+
+
+def run(options: list[str]) -> tuple[int, dict]:
+    """Exit code of pytest, and the summary with the seconds it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
+        code = subprocess.run(command, check=False).returncode
+        (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+        return code, summary(report) | {"seconds": float(suite.get("time", "nan"))}
+
+
+def commit() -> str:
+    """What is checked out, with a mark if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    """Run, write, and pass on pytest's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--commit", default=None, help="where git does not know")
+    parser.add_argument("pytest", nargs="*", help="options of pytest")
+    options = parser.parse_args()
+    try:
+        machine = gpu.find().machine()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    code, found = run(["-m", "gpu", *options.pytest])
+    found = {"machine": machine, "commit": options.commit or commit(), "exit_code": code, **found}
+    options.path.write_text(json.dumps(found, indent=1) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
