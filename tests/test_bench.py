@@ -297,8 +297,8 @@ def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
     run = invoke("bench", "--quick")
     assert run.exit_code == 2
     assert run.stderr == (
-        "error: bench needs an NVIDIA GPU with the extra cu12 or cu13, and torch with CUDA; "
-        "no CUDA GPU: none here. --show FILE prints measured results\n"
+        "error: an NVIDIA GPU is needed, with the extra cu12 or cu13, and torch with CUDA; "
+        "no CUDA GPU: none here. --show FILE prints what was measured before\n"
     )
 
 

@@ -69,5 +69,5 @@ def test_without_a_gpu_it_says_what_is_needed(tmp_path):
         check=False,
     )
     assert run.returncode == 2
-    assert "error: bench needs an NVIDIA GPU" in run.stderr
+    assert "error: an NVIDIA GPU is needed" in run.stderr
     assert not (tmp_path / "out.json").exists()
