@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import DeviceArray, dtype_of
+from .arrays import DeviceArray
+from .device.hopper.tensor_map import MAP_BYTES, TensorMap, encoded, tensor_map_type
 from .device.numba_cuda import cuda, types
 
 SHARED_LIMITS = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
@@ -37,6 +38,7 @@ _STORED = {
 }
 _ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "float64": 8, "int64": 8, "int32": 4}
 _ITEMSIZE |= {"int8": 1, "bool": 1}
+_MAP_FORMAT = f"{MAP_BYTES}s"
 
 
 def allows_vectors(array: DeviceArray) -> bool:
@@ -55,6 +57,8 @@ def argument_types(arguments):
     """Numba types of arguments: DeviceArrays, ints, floats (as float32) and nested tuples."""
     if isinstance(arguments, DeviceArray):
         return types.Array(_STORED[arguments.dtype], len(arguments.shape), "A")
+    if isinstance(arguments, TensorMap):
+        return tensor_map_type
     if isinstance(arguments, np.unsignedinteger):
         return types.uint64
     if isinstance(arguments, int):
@@ -65,7 +69,10 @@ def argument_types(arguments):
 
 
 def _flatten(argument, formats: list, values: list) -> None:
-    """Append the slots of one argument, 8 bytes each, as Numba's calling convention has them."""
+    """Append the slots of one argument as Numba's calling convention has them.
+
+    A slot has 8 bytes; that of a tensor map has 128.
+    """
     if isinstance(argument, DeviceArray):
         itemsize = _ITEMSIZE[argument.dtype]
         count = 1
@@ -73,6 +80,9 @@ def _flatten(argument, formats: list, values: list) -> None:
             count *= size
         formats.append("q" * (5 + 2 * len(argument.shape)))
         values += (0, 0, count, itemsize, argument.pointer, *argument.shape, *argument.strides)
+    elif isinstance(argument, TensorMap):
+        formats.append(_MAP_FORMAT)
+        values.append(encoded(argument))
     elif isinstance(argument, np.unsignedinteger):
         formats.append("Q")
         values.append(int(argument))
@@ -96,6 +106,16 @@ def _driver():
 def compute_capability() -> tuple[int, int]:
     """(major, minor) of the current device."""
     return tuple(cuda.get_current_device().compute_capability)
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    return cuda.get_current_device().MULTIPROCESSOR_COUNT
+
+
+def multiprocessors() -> int:
+    """Multiprocessors of the current device."""
+    return _multiprocessors(cuda.get_current_device().id)
 
 
 def shared_limit(cc: tuple[int, int]) -> int:
@@ -160,8 +180,7 @@ class CompiledKernel:
             if self.layout is None:
                 self.layout = struct.Struct("<" + "".join(formats))
                 self.block = ctypes.create_string_buffer(self.layout.size)
-                start = ctypes.addressof(self.block)
-                slots = range(start, start + self.layout.size, 8)
+                slots = _slots(formats, ctypes.addressof(self.block))
                 self.pointers = (ctypes.c_void_p * len(slots))(*slots)
             self.layout.pack_into(self.block, 0, *values)
             status = _driver().cuLaunchKernel(
@@ -182,6 +201,17 @@ class CompiledKernel:
     def local_bytes(self) -> int:
         """Local memory of a thread (spills and arrays that are not in registers)."""
         return self.compiled.local_mem_per_thread
+
+
+def _slots(formats: list, start: int) -> list[int]:
+    """Addresses of the slots of a packed block of arguments that begins at `start`."""
+    slots = []
+    for one in formats:
+        sizes = [MAP_BYTES] if one == _MAP_FORMAT else [8] * len(one.replace("4x", ""))
+        for size in sizes:
+            slots.append(start)
+            start += size
+    return slots
 
 
 def _check(status: int, call: str) -> None:
@@ -244,22 +274,14 @@ def upload(values, copy=None) -> tuple[Any, list]:
         if isinstance(value, np.ndarray):
             steps = tuple(0 if step == 0 else None for step in value.strides)
             small = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
-            stored = value.dtype
-            if dtype_of(value) in ("float64", "fp16", "bf16"):
-                stored = np.float32
+            stored = np.float32 if value.dtype == np.float64 else value.dtype
             owners.append(copy(np.ascontiguousarray(small, stored)))
             view = DeviceArray.of(owners[-1])
             kept = tuple(0 if z == 0 else s for z, s in zip(steps, view.strides, strict=True))
             return DeviceArray(view.pointer, value.shape, kept, view.dtype)
         if hasattr(value, "data_ptr") or hasattr(value, "__cuda_array_interface__"):
             owners.append(value)
-            view = DeviceArray.of(value)
-            if view.dtype in ("fp16", "bf16"):
-                raise TypeError(
-                    "a tensor on a GPU that a mask or score change reads must have dtype float32 "
-                    f"where it holds numbers, got {view.dtype}"
-                )
-            return view
+            return DeviceArray.of(value)
         if isinstance(value, bool | int | np.integer):
             return int(value)
         return float(value)

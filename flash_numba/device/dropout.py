@@ -43,7 +43,13 @@ def keep_factor(q_idx, k_idx, batch_head, dropout):
 
 
 @cache
-def make_drop_weights(active: bool, tile_rows: int, tile_columns: int, rows_are_keys: bool = False):
+def make_drop_weights(
+    active: bool,
+    tile_rows: int,
+    tile_columns: int,
+    rows_are_keys: bool = False,
+    fragment: bool = False,
+):
     """Room ``drop_weights(rP, first_q, first_k, batch_head, dropout)``: zero or 1/(1-p) times P.
 
     Parameters
@@ -52,14 +58,14 @@ def make_drop_weights(active: bool, tile_rows: int, tile_columns: int, rows_are_
         False: the room does nothing and `dropout` is ().
     tile_rows, tile_columns : int
         Shape of a thread's part of P.
-    rows_are_keys : bool
-        True where rows of the tile are keys.
+    rows_are_keys, fragment : bool
+        As in `scores.make_position`.
 
     Notes
     -----
     `dropout` is ``(seed_low, seed_high, threshold, 1 / (1 - p))``.
     """
-    position = make_position(rows_are_keys)
+    position = make_position(rows_are_keys, fragment)
 
     @room
     def drop_weights(rP, first_q, first_k, batch_head, dropout):

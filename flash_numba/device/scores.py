@@ -16,11 +16,21 @@ LOG2_E = math.log2(math.e)
 
 
 @cache
-def make_position(rows_are_keys: bool):
-    """Room ``position(first_q, first_k, i, j) -> (q_idx, k_idx)`` of element (i, j) of a tile."""
+def make_position(rows_are_keys: bool, fragment: bool = False):
+    """Room ``position(first_q, first_k, i, j) -> (q_idx, k_idx)`` of element (i, j) of a tile.
+
+    Parameters
+    ----------
+    rows_are_keys : bool
+        True where rows of the tile are keys.
+    fragment : bool
+        True where the tile is a lane's part of tensor-core sums (see `fragments`).
+    """
 
     @room
     def position(first_q, first_k, i, j):
+        if fragment:
+            i, j = 8 * i, 8 * (j // 2) + j % 2
         if rows_are_keys:
             return first_q + j, first_k + i
         return first_q + i, first_k + j
@@ -29,7 +39,9 @@ def make_position(rows_are_keys: bool):
 
 
 @cache
-def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: bool = False):
+def make_mask_scores(
+    keep, tile_rows: int, tile_columns: int, rows_are_keys: bool = False, fragment: bool = False
+):
     """Room ``mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
     Scores of keys that the query may not see, or that do not exist, become -inf.
@@ -40,15 +52,15 @@ def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: boo
         `masks.Mask.keep`; None = every existing key is visible.
     tile_rows, tile_columns : int
         Shape of a thread's part of the scores.
-    rows_are_keys : bool
-        True where rows of the tile are keys.
+    rows_are_keys, fragment : bool
+        As in `make_position`.
 
     Notes
     -----
     Positions are clamped into the sequence before `keep` sees them, which may index tensors.
     """
     visible = device_function(keep)
-    position = make_position(rows_are_keys)
+    position = make_position(rows_are_keys, fragment)
 
     @room
     def allowed(q_idx, k_idx, seqlen_q, seqlen_k, batch, head, aux):
@@ -71,9 +83,7 @@ def make_mask_scores(keep, tile_rows: int, tile_columns: int, rows_are_keys: boo
 
 
 @cache
-def make_change_scores(
-    changes: tuple, tile_rows: int, tile_columns: int, rows_are_keys: bool = False
-):
+def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int, fragment: bool = False):
     """Room ``change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
     Parameters
@@ -82,12 +92,12 @@ def make_change_scores(
         `masks.ScoreMod.apply` of each change, in order.
     tile_rows, tile_columns : int
         Shape of a thread's part of the scores.
-    rows_are_keys : bool
-        True where rows of the tile are keys.
+    fragment : bool
+        As in `make_position`.
     """
     change = chain(changes)
     changed = len(changes) > 0
-    position = make_position(rows_are_keys)
+    position = make_position(False, fragment)
 
     @room
     def change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):

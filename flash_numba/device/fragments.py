@@ -1,0 +1,164 @@
+"""Softmax and output rooms where a tile lies in the registers of tensor-core sums.
+
+A lane holds rows ``lane // 4`` and 8 below it of its warp's 16, and of each 8 columns two
+neighbours: element (i, j) of its (2, columns // 4) part is row ``8 * i`` and column
+``8 * (j // 2) + j % 2`` from its first. Four neighbouring lanes share a row.
+"""
+
+import math
+from functools import cache
+
+from .functions import device_function
+from .numba_cuda import cuda, room, types
+from .online_softmax import ALL_LANES, LN_2, LOWEST, RESCALE_THRESHOLD
+from .ptx import exp2, larger, rounded_product
+from .ptx_matrix import pack_bf16, pack_fp16
+from .unroll import unroll_full
+
+ROWS = 2
+"""Rows of a lane's part."""
+
+
+@room
+def largest(x):
+    """The largest of the four lanes that share a row."""
+    x = larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
+    return larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
+
+
+@room
+def total(x):
+    """The sum over the four lanes that share a row."""
+    x += cuda.shfl_xor_sync(ALL_LANES, x, 1)
+    return x + cuda.shfl_xor_sync(ALL_LANES, x, 2)
+
+
+@cache
+def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RESCALE_THRESHOLD):
+    """Rooms ``start``, ``update``, ``rescale`` and ``finish`` of the online softmax.
+
+    Parameters
+    ----------
+    columns, out_columns : int
+        Columns of a lane's part of the scores and of O.
+    threshold : float
+        See `online_softmax.RESCALE_THRESHOLD`.
+
+    Notes
+    -----
+    ``update(rS, row_max, row_sum, rScale, factor)`` turns scores into weights
+    ``2 ** (factor * (S - row_max))`` with `factor` > 0 and says whether `acc_o` must be multiplied
+    by `rScale` - ``rescale(acc_o, rScale)`` - before they are used: apart, since `acc_o` may be in
+    the tensor cores' hands meanwhile. A masked score is -inf, as is `row_max` before the first key.
+    """
+
+    @room
+    def start(row_max, row_sum, acc_o):
+        for i in range(ROWS):
+            unroll_full()
+            row_max[i] = -math.inf
+            row_sum[i] = 0
+            for c in range(out_columns):
+                unroll_full()
+                acc_o[i, c] = 0
+
+    @room
+    def raise_maxima(rTop, row_max, row_sum, rScale, factor):
+        for i in range(ROWS):
+            unroll_full()
+            new_max = largest(larger(row_max[i], rTop[i]))
+            fall = row_max[i] - larger(new_max, types.float32(LOWEST))
+            rScale[i] = exp2(rounded_product(fall, factor))
+            row_max[i] = new_max
+            row_sum[i] *= rScale[i]
+
+    @room
+    def update(rS, row_max, row_sum, rScale, factor):
+        rTop = cuda.local.array(ROWS, types.float32)
+        margin = min(types.float32(threshold) / factor, types.float32(-LOWEST))
+        grown = False
+        for i in range(ROWS):
+            unroll_full()
+            rTop[i] = rS[i, 0]
+            for j in range(1, columns):
+                unroll_full()
+                rTop[i] = larger(rTop[i], rS[i, j])
+            grown |= rTop[i] > row_max[i] + margin
+        grown = cuda.any_sync(ALL_LANES, grown)
+        if grown:
+            raise_maxima(rTop, row_max, row_sum, rScale, factor)
+        for i in range(ROWS):
+            unroll_full()
+            shift = larger(row_max[i], types.float32(LOWEST) / factor) * factor
+            for j in range(columns):
+                unroll_full()
+                rS[i, j] = exp2(rS[i, j] * factor - shift)
+                row_sum[i] += rS[i, j]
+        return grown
+
+    @room
+    def rescale(acc_o, rScale):
+        for i in range(ROWS):
+            unroll_full()
+            for c in range(out_columns):
+                unroll_full()
+                acc_o[i, c] *= rScale[i]
+
+    @room
+    def finish(row_max, row_sum, acc_o, rLse, factor):
+        for i in range(ROWS):
+            unroll_full()
+            z = total(row_sum[i])
+            divisor = z if z != 0 else types.float32(1)
+            inverse = types.float32(1) / divisor
+            for c in range(out_columns):
+                unroll_full()
+                acc_o[i, c] *= inverse
+            rLse[i] = row_max[i] * factor * types.float32(LN_2) + math.log(divisor)
+
+    return start, update, rescale, finish
+
+
+@cache
+def make_pack_weights(dtype: str, steps: int):
+    """Room ``pack_weights(rP, rS)``: weights as the left operand of `steps` 16-deep products."""
+    pack = {"fp16": pack_fp16, "bf16": pack_bf16}[dtype]
+
+    @room
+    def pack_weights(rP, rS):
+        for k in range(steps):
+            unroll_full()
+            rP[k, 0] = pack(rS[0, 4 * k], rS[0, 4 * k + 1])
+            rP[k, 1] = pack(rS[1, 4 * k], rS[1, 4 * k + 1])
+            rP[k, 2] = pack(rS[0, 4 * k + 2], rS[0, 4 * k + 3])
+            rP[k, 3] = pack(rS[1, 4 * k + 2], rS[1, 4 * k + 3])
+
+    return pack_weights
+
+
+@cache
+def make_mask_range(key_range, columns: int):
+    """Room ``mask_range(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
+
+    Masks by the first and the last key that a row sees, for a mask that is no more than its
+    `key_range` (`masks.Mask.exact`; None = every key): two comparisons with constants an element.
+    """
+    ends = device_function(key_range)
+
+    @room
+    def mask_range(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
+        for i in range(ROWS):
+            unroll_full()
+            lo, hi = 0, seqlen_k
+            if ends is not None:
+                lo, hi = ends(batch, head, min(first_q + 8 * i, seqlen_q - 1), aux)
+            # The tile is narrower than 512 keys.
+            low = types.int32(min(max(lo - first_k, 0), 512))
+            high = types.int32(min(max(min(hi, seqlen_k) - first_k, 0), 512))
+            for j in range(columns):
+                unroll_full()
+                c = types.int32(8 * (j // 2) + j % 2)
+                if c < low or c >= high:
+                    rS[i, j] = -math.inf
+
+    return mask_range

@@ -1,0 +1,83 @@
+"""The copy engine: boxes of a tensor to shared memory and back, swizzled."""
+
+import itertools
+
+import numpy as np
+
+from ..layouts import CHUNK_BYTES, ITEM_BYTES, ROWS_OF_ATOM, swizzle_of
+from .barriers import barrier_at, channel_of
+
+PER_CHUNK = CHUNK_BYTES // ITEM_BYTES
+
+
+def map_address(context, tensor_map):
+    """On a CPU the map stands for its own address."""
+    return tensor_map
+
+
+def _chunks(context, tensor_map, shared, origin):
+    """For each 16-byte chunk of a box: place in shared memory, index in the tensor or None."""
+    array, rows, columns = tensor_map
+    line_bytes = columns * ITEM_BYTES
+    per_chunk = CHUNK_BYTES // shared.itemsize
+    if shared.shape != (rows, line_bytes // shared.itemsize):
+        raise context.error(
+            "asynchronous copy",
+            f"the map's box is {rows} x {columns}, the shared array has shape {shared.shape} of "
+            f"{shared.itemsize}-byte elements",
+        )
+    first = shared.address(shared.place((0, 0)))
+    if first % (ROWS_OF_ATOM * line_bytes):
+        raise context.error(
+            "misaligned access",
+            f"a box with lines of {line_bytes} bytes must start on a multiple of "
+            f"{ROWS_OF_ATOM * line_bytes} bytes of shared memory, got {first}",
+        )
+    column, row, head, batch = (int(c) for c in origin)
+    for r, chunk in itertools.product(range(rows), range(columns // PER_CHUNK)):
+        place = r, (chunk ^ int(swizzle_of(r, line_bytes))) * per_chunk
+        index = batch, row + r, head, column + chunk * PER_CHUNK
+        inside = all(0 <= i < n for i, n in zip(index, array.shape, strict=True))
+        yield place, index if inside else None
+
+
+def load(context, to, source, c0, c1, c2, c3, bars, index):
+    """The box arrives at once, but may be read only after the barrier's phase."""
+    array, barrier = source[0], barrier_at(context, bars, index)
+    zeros = (0,) * (CHUNK_BYTES // to.itemsize)
+    size = 0
+    with context.copy(channel_of(bars, index), barrier.phase + 1):
+        for place, inside in _chunks(context, source, to, (c0, c1, c2, c3)):
+            to.store_vector(
+                place, zeros if inside is None else array.load_vector(inside, PER_CHUNK)
+            )
+            size += CHUNK_BYTES
+    barrier.missing -= size
+    barrier.advance(context.sync)
+
+
+def _groups(context) -> dict:
+    return context.block.setdefault(("bulk groups", context.thread.tid), {"committed": 0})
+
+
+def store(context, source, c0, c1, c2, c3, tensor):
+    """The box leaves at once, but its shared memory may be written only after a wait."""
+    array, moment = tensor[0], _groups(context)["committed"] + 1
+    with context.copy(("bulk", context.thread.tid), moment):
+        for place, inside in _chunks(context, tensor, source, (c0, c1, c2, c3)):
+            values = source.load_vector(place, CHUNK_BYTES // source.itemsize)
+            if inside is not None:
+                stored = np.array(values, source.dtype).view(array.dtype)
+                array.store_vector(inside, stored.tolist())
+
+
+def commit(context):
+    """Close the thread's group of stores."""
+    _groups(context)["committed"] += 1
+
+
+def wait_read(context):
+    """The thread's committed stores have read their shared memory."""
+    committed = _groups(context)["committed"]
+    if committed:
+        context.finish(("bulk", context.thread.tid), committed)

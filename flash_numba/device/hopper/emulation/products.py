@@ -1,0 +1,187 @@
+"""Products of a warpgroup on NumPy, and registers that are not ours while one runs."""
+
+import numpy as np
+
+from ....problem import DTYPES
+from ..layouts import CHUNK_BYTES, ITEM_BYTES, SwizzledTile
+
+THREAD = np.arange(128)
+FIRST_ROW = THREAD // 32 * 16 + THREAD % 32 // 4
+FIRST_COLUMN = THREAD % 4 * 2
+PER_CHUNK = CHUNK_BYTES // ITEM_BYTES
+
+
+class RegistersInFlight(RuntimeError):
+    """A register of a product that runs was used."""
+
+    finding_kind = "asynchronous copy"
+
+    def __init__(self):
+        super().__init__(
+            "a register of a wgmma product is used while the product runs: wait for its group first"
+        )
+
+
+class InFlight:
+    """What stands in a register until its product was waited for; any use of it is an error."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def _refuse(*_):
+    raise RegistersInFlight
+
+
+_BINARY = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
+_OTHER = "lt le gt ge eq ne neg pos abs invert float int index bool array"
+for _name in (*_BINARY.split(), *_OTHER.split(), *(f"r{name}" for name in _BINARY.split())):
+    setattr(InFlight, f"__{_name}__", _refuse)
+InFlight.__hash__ = object.__hash__
+
+
+def columns_of(fragment_columns: int) -> np.ndarray:
+    """Columns from its first on of a thread's part of the sums."""
+    j = np.arange(fragment_columns)
+    return 8 * (j // 2) + j % 2
+
+
+def matrix_of_sums(parts: np.ndarray) -> np.ndarray:
+    """The (64, n) sums from the threads' parts, of shape (128, 2, n // 4)."""
+    columns = FIRST_COLUMN[:, None, None] + columns_of(parts.shape[2])
+    rows = FIRST_ROW[:, None, None] + 8 * np.arange(2)[:, None]
+    matrix = np.empty((64, parts.shape[2] * 4), parts.dtype)
+    matrix[rows, columns] = parts
+    return matrix
+
+
+def parts_of_sums(matrix: np.ndarray) -> np.ndarray:
+    """The inverse of `matrix_of_sums`."""
+    columns = FIRST_COLUMN[:, None, None] + columns_of(matrix.shape[1] // 4)
+    rows = FIRST_ROW[:, None, None] + 8 * np.arange(2)[:, None]
+    return matrix[rows, columns]
+
+
+def matrix_of_words(words: np.ndarray, dtype: str) -> np.ndarray:
+    """The (64, 16 k) left operand in registers from words of shape (128, k, 4)."""
+    stored = np.ascontiguousarray(words, np.uint32)
+    pairs = stored.view(DTYPES[dtype]).reshape(128, -1, 2, 2, 2)  # thread, step, half, row, pair
+    parts = pairs.transpose(0, 3, 1, 2, 4).reshape(128, 2, -1)
+    return matrix_of_sums(parts.astype(np.float64))
+
+
+def tile_from(shared, tile: SwizzledTile, rows: int, dtype: str) -> np.ndarray:
+    """The first `rows` rows of a swizzled tile that starts where `shared` does, as float64.
+
+    Parameters
+    ----------
+    shared : array of the thread runner
+        16-bit elements of shape (panels, at least `rows`, panel).
+    """
+    flat = shared.flat()[shared.start :][: tile.panels * tile.rows * tile.panel]
+    row, column = np.arange(rows)[:, None], np.arange(tile.columns)
+    chunks = np.unique(tile.place(row, column // PER_CHUNK * PER_CHUNK))
+    for place in chunks.tolist():
+        panel, rest = divmod(place, tile.rows * tile.panel)
+        shared.load_vector((panel, *divmod(rest, tile.panel)), PER_CHUNK)
+    return flat[tile.place(row, column)].view(DTYPES[dtype]).astype(np.float64)
+
+
+class Running:
+    """The products of a warpgroup that were issued and not waited for."""
+
+    def __init__(self):
+        self.issued = self.done = 0
+        self.groups: list[tuple[int, list]] = []
+
+    @classmethod
+    def of(cls, context) -> "Running":
+        """Those of the running warpgroup."""
+        return context.block.setdefault(("wgmma", context.thread.tid // 128), cls())
+
+
+def _values(local) -> list:
+    """A local array's numbers, also where an earlier product of the chain still makes them."""
+    return [[x.value if x.__class__ is InFlight else x for x in row] for row in local.data]
+
+
+def _occupy(arrays, values) -> list:
+    """Put `InFlight` with new values into the threads' local arrays; gives what to check later."""
+    held = []
+    for local, new in zip(arrays, values, strict=True):
+        for row, numbers in zip(local.data, new, strict=True):
+            for j, number in enumerate(numbers):
+                row[j] = InFlight(number)
+                held.append((row, j, row[j]))
+    return held
+
+
+def _check_start(context, shared, tile: SwizzledTile) -> None:
+    first = shared.address(shared.start)
+    if first % tile.alignment:
+        raise context.error(
+            "misaligned access",
+            f"a wgmma operand with lines of {tile.line_bytes} bytes must start on a multiple of "
+            f"{tile.alignment} bytes of shared memory, got {first}",
+        )
+
+
+def multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile):
+    """Emulation of `wgmma.make_multiply_tiles`."""
+
+    def emulate(context, accs, left, right):
+        running = Running.of(context)
+        running.issued += 1
+        for shared, tile in ((left[0], a), (right[0], b)):
+            _check_start(context, shared, tile)
+        with context.copy(("wgmma", context.thread.tid // 128), running.issued):
+            A = tile_from(left[0], a, 64, dtype)
+            B = tile_from(right[0], b, b.rows, dtype)
+        sums = parts_of_sums((A @ B.T).astype(np.float32))
+        running.groups.append((running.issued, _occupy(accs, sums)))
+
+    return emulate
+
+
+def add_product(dtype: str, depth: int, b: SwizzledTile):
+    """Emulation of `wgmma.make_add_product`."""
+
+    def emulate(context, accs, lefts, right):
+        running = Running.of(context)
+        running.issued += 1
+        _check_start(context, right[0], b)
+        with context.copy(("wgmma", context.thread.tid // 128), running.issued):
+            B = tile_from(right[0], b, depth, dtype)
+        words = [_values(left) for left in lefts]
+        old = matrix_of_sums(np.array([_values(acc) for acc in accs], np.float64))
+        sums = parts_of_sums((old + matrix_of_words(np.array(words), dtype) @ B).astype(np.float32))
+        held = _occupy(lefts, words)
+        running.groups.append((running.issued, held + _occupy(accs, sums)))
+
+    return emulate
+
+
+def wait(pending: int):
+    """Emulation of `wgmma.make_wait`: registers of finished groups hold their values again."""
+
+    def emulate(context, *_):
+        running = Running.of(context)
+        running.done = max(running.done, running.issued - pending)
+        for group, held in running.groups:
+            if group > running.done:
+                continue
+            for row, j, mark in held:
+                if row[j] is mark:
+                    row[j] = mark.value
+                elif row[j].__class__ is not InFlight:
+                    raise context.error(
+                        "asynchronous copy",
+                        "a register of a wgmma product was overwritten while the product ran",
+                    )
+        running.groups = [one for one in running.groups if one[0] > running.done]
+        if running.done:
+            context.finish(("wgmma", context.thread.tid // 128), running.done)
+
+    return emulate

@@ -1,0 +1,74 @@
+"""What sets warpgroups apart: registers moved from one to another, and barriers by number."""
+
+from functools import cache
+from typing import Any
+
+from ..numba_cuda import types
+from ..ptx import emulated_by
+from .assembly import as_int32, assembly, described
+from .emulation import barriers
+
+
+@cache
+def make_set_registers(count: int, more: bool) -> Any:
+    """``set_registers()``: ``setmaxnreg`` (PTX ISA 9.0, 9.7.19.5), how many a thread has.
+
+    Parameters
+    ----------
+    count : int
+        A multiple of 8 in 24..256.
+    more : bool
+        True takes registers, waiting until others gave theirs back; False gives back.
+
+    Notes
+    -----
+    All warps of the warpgroup execute it. The kernel needs launch bounds.
+    """
+    if count % 8 or not 24 <= count <= 256:
+        raise ValueError(f"count must be a multiple of 8 in 24..256, got {count}")
+    text = f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};"
+
+    def typing(typingctx):
+        def codegen(context, builder, signature, args):
+            assembly(builder, text, [])
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    operation = emulated_by(lambda: None)(typing)
+    operation.__doc__ = "``setmaxnreg``; see `make_set_registers`."
+    return operation
+
+
+def _named(name, instruction, emulate, doc) -> Any:
+    def typing(typingctx, number, threads):
+        def codegen(context, builder, signature, args):
+            operands = [
+                as_int32(context, builder, kind, value)
+                for kind, value in zip(signature.args, args, strict=True)
+            ]
+            assembly(builder, f"{instruction} $0, $1;", operands)
+            return context.get_dummy_value()
+
+        return types.void(number, threads), codegen
+
+    typing.__name__ = name
+    return described(typing, emulate, doc)
+
+
+named_sync = _named(
+    "named_sync",
+    "bar.sync",
+    barriers.named_sync,
+    """``bar.sync`` (9.7.13.1): ``named_sync(number, threads)``, arrive and wait.
+
+    It opens when `threads` threads (a multiple of 32) have arrived by this or `named_arrive`;
+    number 0 is ``cuda.syncthreads``.
+    """,
+)
+named_arrive = _named(
+    "named_arrive",
+    "bar.arrive",
+    barriers.named_arrive,
+    "``bar.arrive`` (9.7.13.1): ``named_arrive(number, threads)``, arrive and go on.",
+)

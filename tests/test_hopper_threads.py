@@ -1,0 +1,62 @@
+"""The Hopper kernel's own source, run thread by thread on a CPU, against attention in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("greenlet")
+
+from test_flash2_threads import extra, random_problem, truth
+
+from flash_numba.device.hopper.tensor_map import TensorMap
+from flash_numba.kernels import hopper
+from flash_numba.kernels.hopper_tiles import HopperTiles, heads_together
+from flash_numba.kernels.spec import padded
+from flash_numba.tiling import ceil_div
+from simulator.threads import trace
+
+
+def small_tiles(problem, **options: Any) -> HopperTiles:
+    panel = options.get("panel", 64)
+    depth, depth_v = padded(problem.head_dim, panel), padded(problem.head_dim_v, panel)
+    return HopperTiles(depth, depth_v, 32)._replace(**options)
+
+
+def forward(problem, q, k, v, tiles, blocks=2, **how: Any) -> Any:
+    spec = hopper.forward_spec(problem)
+    out = np.full((*q.shape[:3], v.shape[-1]), np.nan, q.dtype)
+    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
+    rows = 64, tiles.tile_n, tiles.tile_n, 64
+    maps = [
+        TensorMap(array.view(np.uint16), count, tiles.panel)
+        for array, count in zip((q, k, v, out), rows, strict=True)
+    ]
+    scale_first, scale, factor = hopper.factors(problem)
+    sizes = problem.seqlen_k, problem.group, heads_together(problem, spec)
+    arguments = (*maps, lse, sizes, np.float32(scale), np.float32(factor), *extra(problem))
+    work = ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads
+    kernel = hopper.make_forward(spec, tiles, scale_first)
+    run = trace(kernel, **how)
+    report = run[min(work, blocks), tiles.threads, 0, tiles.shared_bytes](*arguments)
+    return out, lse, report
+
+
+SIZES = {"seqlen_q": 70, "seqlen_k": 100, "head_dim": 64, "dtype": "fp16"}
+CASES = {
+    "full": SIZES,
+    "causal-gqa": SIZES | {"causal": True, "num_heads": 2, "num_kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward(name):
+    """With every check on: races, phases of barriers, registers of products that run."""
+    problem, q, k, v, _ = random_problem(**CASES[name])
+    out, lse, _ = forward(problem, q, k, v, small_tiles(problem))
+    want = truth(problem, q, k, v)
+    assert np.array_equal(lse == -np.inf, want.lse.numpy() == -np.inf)
+    seen = lse > -np.inf
+    assert np.abs(lse[seen] - want.lse.numpy()[seen]).max() <= 1e-5
+    assert np.abs(out.astype(np.float64) - want.out.numpy()).max() <= 4e-3
