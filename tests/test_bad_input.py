@@ -254,13 +254,16 @@ def test_tiles_beyond_the_shared_memory_are_refused_before_they_compile(monkeypa
     pytest.importorskip("numba_cuda")
     from flash_numba import launch
 
-    def flash9():
-        pass
+    class Kernel:
+        def py_func(self):
+            pass
 
-    monkeypatch.setattr(launch, "compute_capability", lambda: (8, 6))
+    device = SimpleNamespace(id=0, compute_capability=(8, 6))
+    Kernel.py_func.__name__ = "flash9"
+    monkeypatch.setattr(launch.cuda, "get_current_device", lambda: device)
     says = "tiles of flash9 must fit 101376 bytes of shared memory on this GPU, got 101377"
     with pytest.raises(ValueError, match=says):
-        launch.CompiledKernel(SimpleNamespace(py_func=flash9), (), 128, 99 * 1024 + 1)
+        launch.launch(Kernel(), 1, 128, 99 * 1024 + 1, ())
 
 
 # Files

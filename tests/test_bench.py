@@ -49,7 +49,7 @@ class KnownTimes:
 class Counted(Functions):
     """Kernels that say whose tiles they walk."""
 
-    def workspace(self, problem):
+    def workspace(self, problem, numbers=()):
         return 16, 21
 
     def counted_as(self, problem):
@@ -81,7 +81,7 @@ class Unwritten(Counted):
 
 
 class OutOfMemory(Counted):
-    def workspace(self, problem):
+    def workspace(self, problem, numbers=()):
         raise RuntimeError("CUDA out of memory. Tried to allocate 3 GiB")
 
 
