@@ -77,6 +77,8 @@ class Posed:
         "bias" and "score_mod": the tensors with a gradient that score changes have, as they came.
     at : dict of str to int
         Where those changes are in ``problem.score_mods``.
+    owners : tuple
+        Arrays that were made for `problem`, which sees only their memory.
     """
 
     problem: Problem
@@ -87,6 +89,7 @@ class Posed:
     like: Any
     tensors: dict[str, Any]
     at: dict[str, int]
+    owners: tuple = ()
 
     def checked(self, **arrays) -> dict[str, Any]:
         """Views of further arrays under the problem's names for them; `dlse` may be None.
@@ -161,10 +164,11 @@ def pose(
         bias = _with_gradient("bias", bias, place)
     if "score_mod" in needs:
         score_mod = _tensor_with_gradient(score_mod, place)
+    read_bias = _readable_bias(base, bias, place)
     mods = {
         "softcap": masks.softcap(numbers.softcap) if numbers.softcap else None,
         "alibi_slopes": _alibi(base, place.view(alibi_slopes)),
-        "bias": _bias(base, place.view(bias)),
+        "bias": _bias(base, place.view(read_bias)),
         "score_mod": _seen_from(place, score_mod),
     }
     mods = {name: mod for name, mod in mods.items() if mod is not None}
@@ -180,7 +184,7 @@ def pose(
     if score_mod is not None and score_mod.aux_index is not None:
         tensors["score_mod"] = score_mod.aux[score_mod.aux_index]
     views = place.view(q), place.view(k), place.view(v)
-    return Posed(base, place, *views, like=q, tensors=tensors, at=at)
+    return Posed(base, place, *views, like=q, tensors=tensors, at=at, owners=(read_bias,))
 
 
 def _common_dtype(q, k, v) -> str:
@@ -251,7 +255,7 @@ def _with_gradient(name: str, tensor, place: Place):
 def _tensor_with_gradient(mod: ScoreMod | None, place: Place) -> ScoreMod:
     if mod is None or mod.aux_index is None:
         raise ValueError(
-            "needs has 'score_mod', which must be a ScoreMod with aux_index and aux_gradient, "
+            "needs has 'score_mod', which must be a ScoreMod with aux_index and aux_derivative, "
             f"got {shown(mod)}"
         )
     aux = list(mod.aux)
@@ -288,13 +292,18 @@ def _alibi(problem: Problem, slopes) -> ScoreMod | None:
     return masks.alibi(broadcast(slopes, heads), problem.shift)
 
 
-def _bias(problem: Problem, bias) -> ScoreMod | None:
+def _readable_bias(problem: Problem, bias, place: Place):
+    """The bias as kernels can read it: on a GPU a float32 copy of 16-bit numbers."""
     if bias is None:
         return None
     if dtype_of(bias) not in ("fp32", problem.dtype):
         allowed = " or ".join(sorted({"fp32", problem.dtype}))
         raise TypeError(f"bias must have dtype {allowed} here, got {dtype_of(bias)}")
-    return masks.bias(_whole_scores("bias", bias, problem))
+    return bias if place.on_host or dtype_of(bias) == "fp32" else place.kind.cast(bias, "fp32")
+
+
+def _bias(problem: Problem, bias) -> ScoreMod | None:
+    return None if bias is None else masks.bias(_whole_scores("bias", bias, problem))
 
 
 def _boolean(problem: Problem, mask) -> Mask | None:

@@ -120,10 +120,6 @@ class Kind:
         """A new array on the GPU of `like`, its elements unset."""
         raise NotImplementedError
 
-    def clear(self, array) -> None:
-        """Set an array on the GPU to zeros, on the caller's stream."""
-        raise NotImplementedError
-
     def current(self, like) -> AbstractContextManager:
         """A context in which the GPU of `like` is the current one."""
         return nullcontext()
@@ -184,9 +180,6 @@ class _Torch(Kind):
         element = getattr(torch, str(DTYPES[dtype]))
         return torch.empty(shape, dtype=element, device=like.device)
 
-    def clear(self, array) -> None:
-        array.zero_()
-
     def current(self, like):
         return sys.modules["torch"].cuda.device(like.device) if like.is_cuda else nullcontext()
 
@@ -215,9 +208,6 @@ class _Cupy(Kind):
         cupy = sys.modules["cupy"]
         with like.device:
             return cupy.empty(shape, DTYPES[dtype])
-
-    def clear(self, array) -> None:
-        array.fill(0)
 
     def current(self, like):
         return like.device
@@ -258,11 +248,9 @@ class _CudaInterface(Kind):
 
         return cuda.device_array(shape, DTYPES[dtype])
 
-    def clear(self, array) -> None:
-        array.copy_to_device(np.zeros(array.shape, array.dtype))
-
     def cast(self, array, dtype):
-        raise TypeError(f"a tensor with a gradient must have dtype float32 here, got {dtype}")
+        other = dtype if dtype_of(array) == "fp32" else dtype_of(array)
+        raise TypeError(f"a bias that is a {self.name} must have dtype float32, got {other}")
 
     def stream(self, like) -> int:
         return like.__cuda_array_interface__.get("stream") or 0

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arguments import Posed
-from .arrays import DeviceArray, dtype_of
+from .arrays import DeviceArray, contiguous, dtype_of
 from .ladder import Rung
 from .problem import DTYPES
-from .scores import aux_totals
+from .scores import aux_shape
 
 
 class _Output(NamedTuple):
@@ -40,19 +40,15 @@ class _Memory:
         self.copies.append(copy)
         return DeviceArray.of(copy)._replace(dtype=dtype_of(view))
 
-    def write(self, shape: tuple[int, ...], dtype: str, zeros: bool = False) -> _Output:
-        """Room for a result, its elements unset or zeros."""
+    def write(self, shape: tuple[int, ...], dtype: str) -> _Output:
+        """Room for a result, its elements unset."""
         if self.on_host:
             from numba import cuda
 
             stored: Any = _bits(np.empty(0, DTYPES[dtype])).dtype
             array = cuda.device_array(shape, stored)
-            if zeros:
-                array.copy_to_device(np.zeros(shape, stored))
         else:
             array = self.kind.empty(shape, dtype, self.like)
-            if zeros:
-                self.kind.clear(array)
         return _Output(array, DeviceArray.of(array)._replace(dtype=dtype))
 
     def space(self, parts: Sequence[int]) -> _Output:
@@ -95,20 +91,19 @@ def backward(rung: Rung, posed: Posed, needs: Sequence[str], do, o, lse, dlse) -
     inputs = [memory.read(view) for view in (posed.q, posed.k, posed.v, o, lse, do)]
     outputs: dict[str, _Output] = {}
     d_aux: list[DeviceArray | None] = [None] * len(problem.score_mods)
-    totals = aux_totals(problem, np.float32)
     for name in needs:
         if name in posed.at:
             # The caller's shape, seen by the rung in the shape of its own view of the tensor.
-            output = outputs[name] = memory.write(tuple(posed.tensors[name].shape), "fp32", True)
-            total = totals[posed.at[name]]
-            assert total is not None
-            d_aux[posed.at[name]] = output.view._replace(shape=total.shape, strides=total.strides)
+            output = outputs[name] = memory.write(tuple(posed.tensors[name].shape), "fp32")
+            shape = aux_shape(problem, problem.score_mods[posed.at[name]])
+            d_aux[posed.at[name]] = contiguous(output.view.pointer, shape, "fp32")
         else:
             outputs[name] = memory.write(problem.shapes[f"d{name}"], problem.dtype)
     written = [outputs[name].view if name in outputs else None for name in ("q", "k", "v")]
     functions = rung.functions("backward")
-    workspace = memory.space(functions.workspace(problem))
-    rest = memory.read(dlse), memory.stream, *([d_aux] if any(d_aux) else [])
+    numbers = [number for number, total in enumerate(d_aux) if total is not None]
+    workspace = memory.space(functions.workspace(problem, numbers))
+    rest = memory.read(dlse), memory.stream, *([d_aux] if numbers else [])
     functions.backward(problem, *inputs, *written, workspace.view, *rest)
     return {
         f"d{name}": memory.result(output, _type_of(posed, name)) for name, output in outputs.items()

@@ -76,14 +76,15 @@ class Rung:
         needed; None = the simulator alone has this rung. They have ::
 
             forward(problem, q, k, v, o, lse, stream)
-            workspace(problem)  # -> bytes, in one or more parts
+            workspace(problem, numbers)  # -> bytes, in one or more parts
             backward(problem, q, k, v, o, lse, do, dq, dk, dv, memory, dlse, stream, d_aux)
 
         with arrays as `DeviceArray`, and `stream` the handle of a CUDA stream. o, lse and the
         gradients are written; a gradient that is None is not computed. `memory` is a float32 array
-        of ``sum(workspace(problem))`` bytes. `dlse` may be None. `d_aux` has an entry for each of
-        ``problem.score_mods``: None, or a float32 array of zeros to add to, of the shape that
-        `scores.aux_totals` says. A rung whose forward pass needs memory too has
+        of ``sum(workspace(problem, numbers))`` bytes on a 16-byte boundary; its content is lost.
+        `dlse` may be None. `d_aux` is () or has an entry for each of ``problem.score_mods``: None,
+        or a float32 array of shape `scores.aux_shape`, which is written; `numbers` are those of the
+        latter. A rung whose forward pass needs memory too has
         ``forward_workspace(problem)``, and its `forward` is handed ``memory`` after `stream`.
         ``counted_as(problem)``, if there, names the simulator's program of the module's schedule
         and its tile_m and tile_n.
@@ -150,29 +151,24 @@ class Rung:
         return None
 
 
-_NO_AUX_GRADIENTS = frozenset({"gradient of bias", "gradient of score_mod"})
-
 RUNGS: tuple[Rung, ...] = (
     Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
         (".kernels.flash2", ".kernels.flash2_backward"),
         ("flash2", "flash2_two_kernel"),
-        kernels_lack=_NO_AUX_GRADIENTS,
     ),
     Rung(
         "flash1",
         "FlashAttention-1: key tiles outside, O rewritten at every pair of tiles",
         (".kernels.flash1", ".kernels.flash1_backward"),
         ("flash1", "flash1"),
-        kernels_lack=_NO_AUX_GRADIENTS,
     ),
     Rung(
         "standard",
         "Standard attention in tiles, S and P in memory",
         (".kernels.standard", ".kernels.standard_backward"),
         ("tiled", "tiled"),
-        kernels_lack=_NO_AUX_GRADIENTS,
     ),
 )
 """The rungs that exist, the fastest first."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import DeviceArray
+from .arrays import DeviceArray, dtype_of
 from .device.hopper.tensor_map import MAP_BYTES, TensorMap, encoded, tensor_map_type
 from .device.numba_cuda import cuda, types
 
@@ -274,14 +274,22 @@ def upload(values, copy=None) -> tuple[Any, list]:
         if isinstance(value, np.ndarray):
             steps = tuple(0 if step == 0 else None for step in value.strides)
             small = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
-            stored = np.float32 if value.dtype == np.float64 else value.dtype
+            stored = value.dtype
+            if dtype_of(value) in ("float64", "fp16", "bf16"):
+                stored = np.float32
             owners.append(copy(np.ascontiguousarray(small, stored)))
             view = DeviceArray.of(owners[-1])
             kept = tuple(0 if z == 0 else s for z, s in zip(steps, view.strides, strict=True))
             return DeviceArray(view.pointer, value.shape, kept, view.dtype)
         if hasattr(value, "data_ptr") or hasattr(value, "__cuda_array_interface__"):
             owners.append(value)
-            return DeviceArray.of(value)
+            view = DeviceArray.of(value)
+            if view.dtype in ("fp16", "bf16"):
+                raise TypeError(
+                    "a tensor on a GPU that a mask or score change reads must have dtype float32 "
+                    f"where it holds numbers, got {view.dtype}"
+                )
+            return view
         if isinstance(value, bool | int | np.integer):
             return int(value)
         return float(value)

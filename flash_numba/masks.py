@@ -16,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
-
 from . import fn
 from .checks import axes, finite, shown, whole
 
 UNLIMITED = 1 << 40
 """A window side this wide reaches every key (sequence lengths stay below it)."""
+
+AUX_AXES = ("batch", "head", "query", "key", "term")
+"""What an axis of a score change's tensor may run over, in the order in which kernels add up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,12 +232,13 @@ class ScoreMod:
         `score`. The backward pass needs it.
     aux_index : int, optional
         Which entry of `aux` gets a gradient.
-    aux_gradient : callable, optional
-        ``aux_gradient(d_score, batch, head, q_idx, k_idx, aux, total)`` adds the gradient that
-        flows into ``aux[aux_index]`` to the array `total`, which has length 1 where the tensor
-        has stride 0. Runs on arrays only: `d_score`, the gradient of the *outgoing* score, is
-        (rows, cols), `q_idx` (rows, 1), `k_idx` (1, cols); use ``np.add.at`` where several
-        positions share an element.
+    aux_axes : tuple of str
+        What the axes of that tensor run over: each of "batch", "head", "query", "key" (positions;
+        an axis of length 1 serves them all) and "term" (anything else, such as learned weights) at
+        most once. A score depends on the elements at its own position, for all terms.
+    aux_derivative : callable, optional
+        ``aux_derivative(score, batch, head, q_idx, k_idx, term, aux)``: d apply / d element `term`
+        of that tensor at the position, at the incoming `score`; `term` is 0 without such an axis.
     """
 
     name: str
@@ -244,7 +246,8 @@ class ScoreMod:
     aux: tuple = ()
     derivative: Callable | None = None
     aux_index: int | None = None
-    aux_gradient: Callable | None = None
+    aux_axes: tuple[str, ...] = ()
+    aux_derivative: Callable | None = None
 
     def __post_init__(self):
         if not callable(self.apply):
@@ -252,21 +255,33 @@ class ScoreMod:
                 "apply must be callable(score, batch, head, q_idx, k_idx, aux), "
                 f"got {shown(self.apply)}"
             )
-        if (self.aux_index is None) != (self.aux_gradient is None):
-            raise ValueError(
-                f"score change {self.name!r}: aux_index and aux_gradient come together, "
-                f"got aux_index={shown(self.aux_index)} and aux_gradient={shown(self.aux_gradient)}"
-            )
         if not isinstance(self.aux, tuple):
             raise TypeError(
                 f"score change {self.name!r}: aux must be a tuple, got {shown(self.aux)}"
             )
-        number = type(self.aux_index) is int
-        if self.aux_index is not None and not (number and 0 <= self.aux_index < len(self.aux)):
+        if self.aux_index is not None or self.aux_derivative is not None or self.aux_axes:
+            self._check_rule()
+
+    def _check_rule(self):
+        rule = f"score change {self.name!r}: "
+        if self.aux_index is None or not callable(self.aux_derivative) or not self.aux_axes:
             raise ValueError(
-                f"score change {self.name!r}: aux_index must lie in 0..{len(self.aux) - 1} "
+                f"{rule}aux_index, aux_axes and aux_derivative come together, "
+                f"got aux_index={shown(self.aux_index)}, aux_axes={shown(self.aux_axes)} and "
+                f"aux_derivative={shown(self.aux_derivative)}"
+            )
+        if type(self.aux_index) is not int or not 0 <= self.aux_index < len(self.aux):
+            raise ValueError(
+                f"{rule}aux_index must lie in 0..{len(self.aux) - 1} "
                 f"(entries of aux), got {shown(self.aux_index)}"
             )
+        known = isinstance(self.aux_axes, tuple) and set(self.aux_axes) <= set(AUX_AXES)
+        if not known or len(set(self.aux_axes)) < len(self.aux_axes):
+            raise ValueError(
+                f"{rule}aux_axes must be a tuple of {', '.join(AUX_AXES)}, each at most once, "
+                f"got {shown(self.aux_axes)}"
+            )
+        axes("aux[aux_index]", self.aux[self.aux_index], *self.aux_axes)
 
 
 def _one(score, batch, head, q_idx, k_idx, aux):
@@ -320,13 +335,8 @@ def _bias(score, batch, head, q_idx, k_idx, aux):
     return score + aux[0][batch, head, q_idx, k_idx]
 
 
-def _bias_gradient(d_score, batch, head, q_idx, k_idx, aux, total):
-    batches, heads, rows, cols = total.shape
-    if rows == 1:
-        d_score, q_idx = d_score.sum(axis=0, keepdims=True), np.zeros((1, 1), int)
-    if cols == 1:
-        d_score, k_idx = d_score.sum(axis=1, keepdims=True), np.zeros((1, 1), int)
-    total[batch if batches > 1 else 0, head if heads > 1 else 0, q_idx, k_idx] += d_score
+def _bias_derivative(score, batch, head, q_idx, k_idx, term, aux):
+    return 1.0
 
 
 def bias(tensor) -> ScoreMod:
@@ -338,7 +348,7 @@ def bias(tensor) -> ScoreMod:
         Axes may have stride 0; the gradient is then summed over them.
     """
     axes("bias", tensor, "batch", "num_heads", "seqlen_q", "seqlen_k")
-    return ScoreMod("bias", _bias, (tensor,), _one, 0, _bias_gradient)
+    return ScoreMod("bias", _bias, (tensor,), _one, 0, AUX_AXES[:4], _bias_derivative)
 
 
 def _relative(score, batch, head, q_idx, k_idx, aux):
@@ -349,11 +359,8 @@ def _relative(score, batch, head, q_idx, k_idx, aux):
     return score
 
 
-def _relative_gradient(d_score, batch, head, q_idx, k_idx, aux, total):
-    theta = aux[1]
-    distance = fn.abs(q_idx - k_idx)
-    for k in range(theta.shape[0]):
-        total[k] += (d_score * fn.sin(distance * theta[k])).sum()
+def _relative_derivative(score, batch, head, q_idx, k_idx, term, aux):
+    return fn.sin(fn.abs(q_idx - k_idx) * aux[1][term])
 
 
 def relative_positions(weights, theta) -> ScoreMod:
@@ -371,4 +378,5 @@ def relative_positions(weights, theta) -> ScoreMod:
             f"theta must have the shape of weights, {tuple(weights.shape)}, "
             f"got {tuple(theta.shape)}"
         )
-    return ScoreMod("relative positions", _relative, (weights, theta), _one, 0, _relative_gradient)
+    rule = 0, ("term",), _relative_derivative
+    return ScoreMod("relative positions", _relative, (weights, theta), _one, *rule)

@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
     dk : array of shape (batch, seqlen_k, num_kv_heads, head_dim)
     dv : array of shape (batch, seqlen_k, num_kv_heads, head_dim_v)
     aux : tuple of arrays
-        For each score change with an `aux_gradient`, in the order of ``problem.score_mods``, the
+        For each score change with an `aux_derivative`, in the order of ``problem.score_mods``, the
         gradient of that tensor: of length 1 on the axes where the tensor has stride 0.
     """
 

@@ -13,6 +13,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .arrays import DeviceArray
 from .masks import ScoreMod
 from .problem import Problem
 
@@ -103,8 +104,9 @@ def score_gradient(
     for number in reversed(range(len(problem.score_mods))):
         mod = problem.score_mods[number]
         derivative = derivative_of(mod)
-        if mod.aux_gradient is not None and totals is not None:
-            mod.aux_gradient(d_scores, *where, mod.aux, totals[number])
+        total = None if totals is None else totals[number]
+        if total is not None:
+            _add_aux_gradient(total, mod, d_scores, chain[number], *where)
         label = f"derivative of score_mod {mod.name!r}"
         slope = evaluate(label, derivative, chain[number], *where, aux=mod.aux)
         if np.ndim(slope) or slope != 1.0:
@@ -129,26 +131,67 @@ def check_differentiable(problem: Problem) -> None:
         derivative_of(mod)
 
 
+def _add_aux_gradient(total, mod: ScoreMod, d_scores, scores, batch, head, q_idx, k_idx) -> None:
+    """Add to `total` what a tile of scores gives it, summed over the axes that `total` lacks."""
+    assert mod.aux_derivative is not None
+    label = f"aux_derivative of score_mod {mod.name!r}"
+    at = {"batch": batch, "head": head, "query": q_idx, "key": k_idx}
+    sizes = dict(zip(mod.aux_axes, total.shape, strict=True))
+    summed = tuple(n for n, axis in enumerate(("query", "key")) if sizes.get(axis, 1) == 1)
+    for term in range(sizes.get("term", 1)):
+        operands = scores, batch, head, q_idx, k_idx, term
+        slope = evaluate(label, mod.aux_derivative, *operands, aux=mod.aux)
+        part = d_scores * np.where(d_scores == 0, 0, slope).astype(d_scores.dtype, copy=False)
+        place = (
+            term if axis == "term" else 0 if size == 1 else at[axis] for axis, size in sizes.items()
+        )
+        # Index arrays of the shape of `part`, in which no element occurs twice.
+        where = tuple(np.add(index, np.zeros((1, 1), int)) for index in place)
+        total[where] += part.sum(axis=summed, keepdims=True)
+
+
+def aux_shape(problem: Problem, mod: ScoreMod) -> tuple[int, ...]:
+    """Shape of the gradient of a score change's tensor: the tensor's own.
+
+    An axis of stride 0 (a broadcast one) has length 1.
+
+    Raises
+    ------
+    ValueError
+        If an axis is neither of length 1 nor as long as what it runs over.
+    """
+    assert mod.aux_index is not None
+    tensor = mod.aux[mod.aux_index]
+    view = tensor if isinstance(tensor, np.ndarray) else DeviceArray.of(tensor)
+    lengths = {
+        "batch": problem.batch,
+        "head": problem.num_heads,
+        "query": problem.seqlen_q,
+        "key": problem.seqlen_k,
+    }
+    shape = []
+    for axis, size, stride in zip(mod.aux_axes, view.shape, view.strides, strict=True):
+        if size not in (1, lengths.get(axis, size)):
+            raise ValueError(
+                f"score_mod {mod.name!r}: the axis {axis!r} of aux[{mod.aux_index}] must have "
+                f"length 1 or {lengths[axis]}, got shape {tuple(view.shape)}"
+            )
+        shape.append(1 if stride == 0 and size > 1 else size)
+    return tuple(shape)
+
+
 def aux_totals(problem: Problem, dtype: DTypeLike = np.float64) -> list[np.ndarray | None]:
     """Zeros to add the gradients of the score changes' tensors to.
 
     Returns
     -------
     list of arrays or None, one for each of ``problem.score_mods``
-        Of the tensor's own shape: an axis of stride 0 (a broadcast one) has length 1. None for a
-        change none of whose tensors gets a gradient.
+        Of shape `aux_shape`. None for a change none of whose tensors gets a gradient.
     """
     return [
-        None if mod.aux_index is None else np.zeros(_own_shape(mod.aux[mod.aux_index]), dtype)
+        None if mod.aux_index is None else np.zeros(aux_shape(problem, mod), dtype)
         for mod in problem.score_mods
     ]
-
-
-def _own_shape(tensor: np.ndarray) -> tuple[int, ...]:
-    return tuple(
-        1 if stride == 0 and size > 1 else size
-        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
-    )
 
 
 def evaluate(label: str, function: Callable, *operands, aux: tuple):

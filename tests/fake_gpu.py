@@ -78,7 +78,7 @@ class Functions:
             seen_problem(problem), memory(q), memory(k), memory(v)
         )
 
-    def workspace(self, problem):
+    def workspace(self, problem, numbers=()):
         return 16, 21
 
     def backward(
@@ -97,7 +97,7 @@ class Functions:
         with_gradient = [n for n, mod in enumerate(problem.score_mods) if mod.aux_index is not None]
         for number, gradient in zip(with_gradient, found.aux, strict=True):
             if d_aux and d_aux[number] is not None:
-                memory(d_aux[number])[:] += gradient
+                memory(d_aux[number])[:] = gradient
 
 
 class WithForwardWorkspace(Functions):

@@ -1,6 +1,4 @@
-"""`flash_attention` down to the kernels of the simple rungs, whose launches a CPU traces."""
-
-import importlib
+"""`flash_attention` down to the kernels of the fp32 rungs, whose launches a CPU traces."""
 
 import numpy as np
 import pytest
@@ -8,74 +6,85 @@ import pytest
 numba = pytest.importorskip("numba")
 greenlet = pytest.importorskip("greenlet")
 
-from fake_gpu import install, memory  # noqa: E402
 from harness import Case, check, tiled_rounding  # noqa: E402
 from public_api import PublicApi  # noqa: E402
-from traced_attention import random_problem, run, stored  # noqa: E402
+from traced_attention import random_problem  # noqa: E402
+from traced_gpu import install_traced  # noqa: E402
 
-from flash_numba import ladder, masks  # noqa: E402
-from flash_numba.arrays import DeviceArray  # noqa: E402
-from flash_numba.kernels.spec import padded  # noqa: E402
-from flash_numba.ladder import RUNGS  # noqa: E402
+from flash_numba import flash_attention, flash_attention_backward, fn, masks  # noqa: E402
+from flash_numba import reference as ref  # noqa: E402
+from flash_numba.masks import ScoreMod  # noqa: E402
+from flash_numba.problem import Problem  # noqa: E402
 
-MODULES = ("flash1", "flash1_backward", "standard", "standard_backward")
 CASES = {
     "fp32": {"window": (9, 3), "key_lengths": np.array([0, 11]), "batch": 2}
     | {"score_mods": (masks.softcap(2.0),), "num_heads": 2, "num_kv_heads": 1},
     "bf16": {"dtype": "bf16", "dropout_p": 0.4, "seed": 2**33 + 5, "causal": True},
 }
-
-
-def padded_rows(view):
-    """`view` with the gaps between the rows of a matrix, which a trace wants to be there."""
-    if len(view.shape) == 4 and view.strides[3] == 4:
-        whole = padded(view.shape[3], 4)
-        if view.strides[2] == 4 * whole:
-            return view._replace(shape=(*view.shape[:3], whole))
-    return view
-
-
-def on_host(argument):
-    if isinstance(argument, DeviceArray):
-        return stored(memory(padded_rows(argument)))[..., : argument.shape[-1]]
-    if isinstance(argument, tuple):
-        return tuple(map(on_host, argument))
-    return np.float32(argument) if isinstance(argument, float) else argument
+KERNELS = {
+    "flash2": ("flash2_forward", "flash2_backward"),
+    "flash1": ("flash1_forward", "flash1_backward"),
+    "standard": ("standard_scores", "column_blocks"),
+}
+each_rung = pytest.mark.parametrize("rung", KERNELS)
 
 
 @pytest.fixture
 def traced_gpu(monkeypatch):
-    """Kernels with small tiles run on the CPU; the names of those that were launched."""
-    install(monkeypatch)
-    monkeypatch.setattr(ladder, "RUNGS", RUNGS)
-    names = []
-
-    def launch(kernel, blocks, threads, shared_bytes, arguments, stream=0):
-        names.append(kernel.py_func.__name__)
-        run(kernel, blocks, threads, shared_bytes, tuple(map(on_host, arguments)))
-
-    for name in MODULES:
-        module = importlib.import_module(f"flash_numba.kernels.{name}")
-        for attribute, value in (
-            ("launch", launch),
-            ("compute_capability", lambda: (7, 5)),
-            ("shared_limit", lambda cc: 32 * 1024),
-        ):
-            if hasattr(module, attribute):
-                monkeypatch.setattr(module, attribute, value)
-    return names
+    return install_traced(monkeypatch)
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("rung", ["flash1", "standard"])
+@each_rung
 def test_public_functions_reach_the_kernels(rung, name, traced_gpu):
     problem, q, k, v, do = random_problem(seqlen_q=7, seqlen_k=18, head_dim=8, **CASES[name])
     dlse = np.random.default_rng(3).standard_normal(problem.shapes["lse"]).astype(np.float32)
     check(Case(problem, q, k, v, do, dlse), PublicApi(rung), tiled_rounding)
-    first, last = {
-        "flash1": ("flash1_forward", "flash1_backward"),
-        "standard": ("standard_scores", "column_blocks"),
-    }[rung]
-    rounded = rung == "flash1" and problem.dtype != "fp32"
+    first, last = KERNELS[rung]
+    rounded = rung != "standard" and problem.dtype != "fp32"
     assert traced_gpu[0] == first
     assert traced_gpu[-1] == ("round_pass" if rounded else last)
+
+
+def steep(score, batch, head, q_idx, k_idx, aux):
+    """A user's own: slopes by head and the square of the score, which are learned."""
+    return score + aux[1][head, 0] * score * score + aux[1][head, 1] * fn.sin(aux[0] * q_idx)
+
+
+def steep_derivative(score, batch, head, q_idx, k_idx, aux):
+    return 1.0 + 2.0 * aux[1][head, 0] * score
+
+
+def steep_aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
+    return fn.where(term == 0, score * score, fn.sin(aux[0] * q_idx))
+
+
+@each_rung
+def test_gradients_of_a_bias_and_of_a_users_own_score_mod(rung, traced_gpu):
+    """Both at once, between other changes; two heads share a kv head, and rows see no key."""
+    problem, q, k, v, do = random_problem(
+        seqlen_q=19, seqlen_k=18, head_dim=8, batch=2, num_heads=2, num_kv_heads=1, causal=True
+    )
+    rng = np.random.default_rng(5)
+    bias = rng.standard_normal((2, 1, 18)).astype(np.float32)
+    learned = 0.3 * rng.standard_normal((2, 2)).astype(np.float32)
+    mod = ScoreMod(
+        "steep", steep, (0.5, learned), steep_derivative, 1, ("head", "term"), steep_aux_derivative
+    )
+    options = {"causal": True, "softcap": 3.0, "bias": bias, "score_mod": mod, "kernel": rung}
+    o, lse = flash_attention(q, k, v, return_lse=True, **options)
+    needs = ("v", "bias", "score_mod")
+    found = flash_attention_backward(do, q, k, v, o, lse, needs=needs, **options)
+    wide = masks.bias(np.broadcast_to(bias, (2, 2, 19, 18)))
+    problem = Problem.of(q, k, v, causal=True, score_mods=[masks.softcap(3.0), wide, mod])
+    want = ref.backward(problem, q, k, v, do)
+    twin = ref.backward(problem, q, k, v, do, dtype="fp32")
+    assert found.dq is found.dk is None
+    for name, got, exact, close in (
+        ("dv", found.dv, want.dv, twin.dv),
+        ("dbias", found.dbias, want.aux[0][0], twin.aux[0][0]),
+        ("dscore_mod", found.dscore_mod, want.aux[1], twin.aux[1]),
+    ):
+        allowed = 2 * np.abs(close - exact).max() + 8 * 2.0**-24 * np.abs(exact).max() * 8**0.5
+        assert np.abs(got - exact).max() <= allowed, name
+    assert traced_gpu.count("aux_gradient") == 2

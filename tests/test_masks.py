@@ -266,12 +266,22 @@ def unknown(value) -> Any:
         (
             lambda: ScoreMod("s", only_scalars, (BIAS,), aux_index=0),
             ValueError,
-            "'s'.*aux_index and aux_gradient come together, got aux_index=0 and aux_gradient=None",
+            "'s'.*aux_axes and aux_derivative come together, got aux_index=0, aux_axes=()",
         ),
         (
-            lambda: ScoreMod("s", only_scalars, (BIAS,), None, 1, only_scalars),
+            lambda: ScoreMod("s", only_scalars, (BIAS,), None, 1, ("query",), only_scalars),
             ValueError,
             r"'s'.*aux_index must lie in 0\.\.0.*got 1",
+        ),
+        (
+            lambda: ScoreMod("s", only_scalars, (BIAS,), None, 0, ("row",), only_scalars),
+            ValueError,
+            r"'s'.*aux_axes must be a tuple of batch, head, query, key, term.*got \('row',\)",
+        ),
+        (
+            lambda: ScoreMod("s", only_scalars, (BIAS,), None, 0, ("query",), only_scalars),
+            ValueError,
+            r"aux\[aux_index\] must have 1 axis \(query\), got shape",
         ),
         (lambda: masks.softcap(0), ValueError, "softcap must be a finite number > 0, got 0"),
         (lambda: masks.softcap(math.inf), ValueError, "softcap must be a finite number, got inf"),

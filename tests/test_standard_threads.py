@@ -100,10 +100,10 @@ class Rung:
         kernel = backward.make_weight_gradients(p.dtype, dv, self.tiles, *self.flags)
         pairs = self.m_blocks * self.n_blocks
         self.run(kernel, pairs, dv, dout, self.v, dP, lengths, dropout)
-        flags = self.flags[0], dlse is not None, bool(slopes)
+        flags = self.flags[0], dlse is not None, bool(slopes), False
         kernel = backward.make_score_gradients(self.tiles, *flags)
         given = () if dlse is None else (dlse,)
-        self.run(kernel, self.m_blocks, 0, self.P, dP, dS, given, self.scale, lengths)
+        self.run(kernel, self.m_blocks, 0, self.P, dP, dS, (), given, self.scale, lengths)
         kernel = products.make_row_blocks(p.dtype, d, self.tiles, self.flags[0], False)
         self.run(kernel, self.m_blocks, d, dS, self.k, found["dq"], lengths, ())
         kernel = products.make_column_blocks(p.dtype, d, self.tiles, self.flags[0], False)

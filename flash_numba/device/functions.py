@@ -84,9 +84,12 @@ def chain(functions: tuple):
 
 
 @cache
-def chain_derivative(functions: tuple, derivatives: tuple):
-    """Derivative of `chain` at the incoming score: the product of the links' derivatives."""
-    if not functions:
+def chain_derivative(functions: tuple, derivatives: tuple, start: int = 0):
+    """Derivative of `chain` at the incoming score: the product of the links' derivatives.
+
+    Of the links from number `start` on: the derivative by the score that comes into that one.
+    """
+    if len(functions) == start:
 
         @room
         def one(score, batch, head, q_idx, k_idx, aux):
@@ -94,7 +97,7 @@ def chain_derivative(functions: tuple, derivatives: tuple):
 
         return one
     earlier = chain(functions[:-1])
-    earlier_derivative = chain_derivative(functions[:-1], derivatives[:-1])
+    earlier_derivative = chain_derivative(functions[:-1], derivatives[:-1], start)
     last_derivative = device_function(derivatives[-1])
 
     @room
@@ -104,6 +107,27 @@ def chain_derivative(functions: tuple, derivatives: tuple):
         return slope * last_derivative(middle, batch, head, q_idx, k_idx, aux[1])
 
     return derivative
+
+
+@cache
+def chain_aux_derivative(functions: tuple, number: int, derivative):
+    """`derivative`, a `masks.ScoreMod.aux_derivative` of link `number`, at the incoming score."""
+    if len(functions) > number + 1:
+        inner = chain_aux_derivative(functions[:-1], number, derivative)
+
+        @room
+        def without_last(score, batch, head, q_idx, k_idx, term, aux):
+            return inner(score, batch, head, q_idx, k_idx, term, aux[0])
+
+        return without_last
+    earlier, own = chain(functions[:-1]), device_function(derivative)
+
+    @room
+    def aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
+        score = earlier(score, batch, head, q_idx, k_idx, aux[0])
+        return own(score, batch, head, q_idx, k_idx, term, aux[1])
+
+    return aux_derivative
 
 
 def chain_aux(auxes) -> tuple:

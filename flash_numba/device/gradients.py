@@ -25,6 +25,21 @@ def make_clear(rows: int, columns: int):
 
 
 @cache
+def make_keep(rows: int, columns: int):
+    """Room ``keep(rX, rY)``: ``rX = rY``, register tiles."""
+
+    @room
+    def keep(rX, rY):
+        for i in range(rows):
+            unroll_full()
+            for j in range(columns):
+                unroll_full()
+                rX[i, j] = rY[i, j]
+
+    return keep
+
+
+@cache
 def make_softmax_gradient(tile_rows: int, tile_columns: int):
     """Rooms ``subtract_delta(rdP, rDelta)`` and ``weights(rS, rdP, rLse)``; columns are queries.
 

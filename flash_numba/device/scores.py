@@ -83,7 +83,13 @@ def make_mask_scores(
 
 
 @cache
-def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int, fragment: bool = False):
+def make_change_scores(
+    changes: tuple,
+    tile_rows: int,
+    tile_columns: int,
+    rows_are_keys: bool = False,
+    fragment: bool = False,
+):
     """Room ``change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
     Parameters
@@ -92,12 +98,14 @@ def make_change_scores(changes: tuple, tile_rows: int, tile_columns: int, fragme
         `masks.ScoreMod.apply` of each change, in order.
     tile_rows, tile_columns : int
         Shape of a thread's part of the scores.
+    rows_are_keys : bool
+        True where rows of the tile are keys.
     fragment : bool
         As in `make_position`.
     """
     change = chain(changes)
     changed = len(changes) > 0
-    position = make_position(False, fragment)
+    position = make_position(rows_are_keys, fragment)
 
     @room
     def change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):

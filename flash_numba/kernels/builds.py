@@ -192,7 +192,9 @@ def _standard(problem: Problem, build: Build):
         kernel = standard_backward.make_weight_gradients(*product, spec.has_dropout)
         arguments = (four, four, matrix)
     elif name == "dS":
-        kernel = standard_backward.make_score_gradients(tiles, lengths, True, bool(spec.changes))
+        kernel = standard_backward.make_score_gradients(
+            tiles, lengths, True, bool(spec.changes), False
+        )
         arguments, used = (matrix, matrix, matrix, (vector,), 1.0), ("lengths",)
     else:
         kernel, arguments = make_row_blocks(*product, False), (matrix, four, four)

@@ -11,6 +11,7 @@ Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-A
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 from ..arrays import DeviceArray, contiguous
@@ -39,9 +40,10 @@ from ..device.unroll import unroll_full
 from ..launch import compute_capability, launch, shared_limit
 from ..problem import Problem
 from ..scores import check_differentiable
-from ..tiling import ceil_div
-from . import row_passes
 from .arguments import extra_arguments
+from .aux_gradient import launch_aux_gradients
+from .aux_gradient import workspace as aux_workspace
+from .backward_call import asked_for, launch_delta, launch_round, or_row, parts_of
 from .spec import BackwardTiles, Spec, backward_tiles, padded
 
 
@@ -218,64 +220,41 @@ def make_backward(spec: Spec, tiles: BackwardTiles, has_dlse: bool):
     return flash1_backward
 
 
-def workspace(problem: Problem) -> tuple[int, int]:
-    """Bytes that `backward` needs: dQ in float32 where dQ itself is not, and a row.
+def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
+    """Bytes that `backward` needs besides its results, in parts that follow one another.
 
-    The row is where gradients that nobody asked for end up.
+    dQ in float32 where dQ itself is not (or is not asked for, as it is added up all the same); one
+    row, where gradients that nobody asked for end up; delta (batch, num_heads, seqlen_q) float32
+    and sums for the gradients of the score changes `numbers`.
     """
     rows = problem.batch * problem.num_heads * problem.seqlen_q
-    # An unwanted dQ is still added up.
-    sums = 4 * rows * problem.head_dim
-    return padded(sums, 16), 4 * max(problem.head_dim, problem.head_dim_v)
+    row, delta = 4 * max(problem.head_dim, problem.head_dim_v), 4 * rows if numbers else 0
+    sizes = 4 * rows * problem.head_dim, row, delta, aux_workspace(problem, numbers)
+    return tuple(padded(size, 16) for size in sizes)
 
 
 def backward(
     problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
 ):
-    """Run the backward pass on arrays in GPU memory.
-
-    Parameters
-    ----------
-    problem : Problem
-    q, k, v, out, lse
-        As `flash1.forward` read and wrote them.
-    dout : device array like `out`
-    dq, dk, dv : device arrays like `q`, `k`, `v`, or None
-        Written; None = not wanted.
-    memory : device array
-        At least ``sum(workspace(problem))`` bytes on a 16-byte boundary; its content is lost.
-    dlse : device array like `lse`, optional
-        Gradient of lse.
-    stream : int
-        CUDA stream handle.
-    d_aux : sequence
-        Must hold None only: gradients of the score changes' tensors are not computed here.
+    """Run the backward pass on arrays in GPU memory; `ladder.Rung` says what is handed over.
 
     Raises
     ------
     ValueError
-        If a score change has no derivative, or `d_aux` asks for gradients.
+        If a score change has no derivative.
     """
     check_differentiable(problem)
-    if any(total is not None for total in d_aux):
-        raise ValueError("flash1 computes no gradients of score changes: d_aux must be all None")
     q, k, v, out, lse, dout = map(DeviceArray.of, (q, k, v, out, lse, dout))
-    for_sums, _ = workspace(problem)
-    start = DeviceArray.of(memory).pointer
-
-    def wanted(gradient, like):
-        if gradient is not None:
-            return DeviceArray.of(gradient)
-        strides = (0, 0, 0, problem.itemsize)
-        return DeviceArray(start + for_sums, like.shape, strides, like.dtype)
-
+    numbers = asked_for(d_aux)
+    at_sums, at_row, at_delta, at_aux = parts_of(memory, workspace(problem, numbers))
     in_place = dq is not None and problem.dtype == "fp32"
-    sums = DeviceArray.of(dq) if in_place else contiguous(start, q.shape, "fp32")
+    sums = DeviceArray.of(dq) if in_place else contiguous(at_sums, q.shape, "fp32")
+    dk, dv = (or_row(x, like, problem.itemsize, at_row) for x, like in ((dk, k), (dv, v)))
     spec = Spec.of(problem, False)
     tiles = chosen_tiles(spec, compute_capability())
     given = () if dlse is None else (DeviceArray.of(dlse),)
     arguments = (
-        *(q, k, v, out, dout, lse, given, sums, wanted(dk, k), wanted(dv, v)),
+        *(q, k, v, out, dout, lse, given, sums, dk, dv),
         problem.softmax_scale,
         *extra_arguments(problem, tiles.tile_m, tiles.tile_n),
     )
@@ -283,10 +262,11 @@ def backward(
     kernel = make_backward(spec, tiles, dlse is not None)
     launch(kernel, heads, tiles.threads, tiles.shared_bytes, arguments, stream)
     if dq is not None and not in_place:
-        blocks = problem.batch * problem.num_heads * ceil_div(problem.seqlen_q, row_passes.ROWS)
-        round_pass = row_passes.make_round(problem.dtype)
-        arguments = sums, DeviceArray.of(dq)
-        launch(round_pass, blocks, row_passes.THREADS, 0, arguments, stream)
+        launch_round(problem, sums, DeviceArray.of(dq), stream)
+    if numbers:
+        delta = contiguous(at_delta, problem.shapes["lse"], "fp32")
+        launch_delta(problem, out, dout, given, delta, sums, 0, False, stream)
+        launch_aux_gradients(problem, q, k, v, dout, lse, delta, d_aux, at_aux, stream)
 
 
 def chosen_tiles(spec: Spec, cc: tuple[int, int]) -> BackwardTiles:

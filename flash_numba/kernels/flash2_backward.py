@@ -12,6 +12,7 @@ Algorithm 2.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 from ..arrays import DeviceArray, contiguous
@@ -52,8 +53,10 @@ from ..launch import (
 from ..problem import Problem
 from ..scores import check_differentiable
 from ..tiling import ceil_div
-from . import row_passes
 from .arguments import extra_arguments
+from .aux_gradient import launch_aux_gradients
+from .aux_gradient import workspace as aux_workspace
+from .backward_call import asked_for, launch_delta, launch_round, or_row, parts_of
 from .spec import BackwardTiles, Spec, backward_tiles, padded
 
 
@@ -207,19 +210,20 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
     return flash2_backward
 
 
-def workspace(problem: Problem) -> tuple[int, int, int, int]:
+def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
     """Bytes that `backward` needs besides its results, in parts that follow one another.
 
     delta (batch, num_heads, seqlen_q) float32; dQ in float32 where dQ itself is not; one row, where
-    gradients that nobody asked for end up; turns (batch, num_heads, query tiles) int32 with the
-    ticket counter. All but the last are multiples of 16.
+    gradients that nobody asked for end up; sums for the gradients of the score changes `numbers`;
+    turns (batch, num_heads, query tiles) int32 with the ticket counter. All but the last are
+    multiples of 16.
     """
     tiles = _tiles(Spec.of(problem, True))
     rows = problem.batch * problem.num_heads * problem.seqlen_q
     sums = 0 if problem.dtype == "fp32" else 4 * rows * problem.head_dim
     blocks = problem.batch * problem.num_heads * ceil_div(problem.seqlen_q, tiles.tile_m)
-    row = 4 * max(problem.head_dim, problem.head_dim_v)
-    return padded(4 * rows, 16), padded(sums, 16), padded(row, 16), 4 * (blocks + 1)
+    row, aux = 4 * max(problem.head_dim, problem.head_dim_v), aux_workspace(problem, numbers)
+    return *(padded(size, 16) for size in (4 * rows, sums, row, aux)), 4 * (blocks + 1)
 
 
 def _tiles(spec: Spec) -> BackwardTiles:
@@ -230,62 +234,29 @@ def _tiles(spec: Spec) -> BackwardTiles:
 def backward(
     problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
 ):
-    """Run the backward pass on arrays in GPU memory.
-
-    Parameters
-    ----------
-    problem : Problem
-    q, k, v, out, lse
-        As `flash2.forward` read and wrote them.
-    dout : device array like `out`
-    dq, dk, dv : device arrays like `q`, `k`, `v`, or None
-        Written; None = not wanted.
-    memory : device array
-        At least ``sum(workspace(problem))`` bytes on a 16-byte boundary; its content is lost.
-    dlse : device array like `lse`, optional
-        Gradient of lse.
-    stream : int
-        CUDA stream handle.
-    d_aux : sequence
-        Must hold None only: gradients of the score changes' tensors are not computed here.
+    """Run the backward pass on arrays in GPU memory; `ladder.Rung` says what is handed over.
 
     Raises
     ------
     ValueError
-        If a score change has no derivative, or `d_aux` asks for gradients.
+        If a score change has no derivative.
     """
     check_differentiable(problem)
-    if any(total is not None for total in d_aux):
-        raise ValueError("flash2 computes no gradients of score changes: d_aux must be all None")
     q, k, v, out, lse, dout = map(DeviceArray.of, (q, k, v, out, lse, dout))
-    for_delta, for_sums, for_row, for_turns = workspace(problem)
-    start = DeviceArray.of(memory).pointer
-
-    def wanted(gradient, like):
-        if gradient is not None:
-            return DeviceArray.of(gradient)
-        itemsize = problem.itemsize
-        row = start + for_delta + for_sums
-        return DeviceArray(row, like.shape, (0, 0, 0, itemsize), like.dtype)
-
-    dq, dk, dv = wanted(dq, q), wanted(dk, k), wanted(dv, v)
+    sizes = workspace(problem, asked_for(d_aux))
+    at_delta, at_sums, at_row, at_aux, at_turns = parts_of(memory, sizes)
+    likes = (dq, q), (dk, k), (dv, v)
+    dq, dk, dv = (or_row(x, like, problem.itemsize, at_row) for x, like in likes)
     spec = Spec.of(problem, all(map(allows_vectors, (q, k, v, out, dout, dk, dv))))
     tiles = _tiles(spec)
     batch, n, num_heads, d = q.shape
-    delta = contiguous(start, (batch, num_heads, n), "fp32")
-    sums = dq
-    if problem.dtype != "fp32":
-        sums = contiguous(start + for_delta, q.shape, "fp32")
-    at = start + for_delta + for_sums + for_row
-    turns = contiguous(at, (batch, num_heads, ceil_div(n, tiles.tile_m)), "int32")
-    ticket = contiguous(at + for_turns - 4, (1,), "int32")
-    fill_zero(at, for_turns, stream)
-
-    row_blocks = batch * num_heads * ceil_div(n, row_passes.ROWS)
+    delta = contiguous(at_delta, (batch, num_heads, n), "fp32")
+    sums = dq if problem.dtype == "fp32" else contiguous(at_sums, q.shape, "fp32")
+    turns = contiguous(at_turns, (batch, num_heads, ceil_div(n, tiles.tile_m)), "int32")
+    ticket = contiguous(at_turns + sizes[-1] - 4, (1,), "int32")
+    fill_zero(at_turns, sizes[-1], stream)
     given = () if dlse is None else (DeviceArray.of(dlse),)
-    sizes = problem.dtype, d, problem.head_dim_v, spec.vectors, dlse is not None
-    delta_pass = row_passes.make_delta(*sizes)
-    launch(delta_pass, row_blocks, row_passes.THREADS, 0, (out, dout, given, delta, sums), stream)
+    launch_delta(problem, out, dout, given, delta, sums, d, spec.vectors, stream)
 
     scale = problem.softmax_scale
     factors = (scale, scale, 1.0) if spec.folded else (1.0, scale, scale)
@@ -298,8 +269,8 @@ def backward(
     kernel = make_backward(spec, tiles)
     launch(kernel, key_blocks, tiles.threads, tiles.shared_bytes, arguments, stream)
     if sums is not dq:
-        round_pass = row_passes.make_round(problem.dtype)
-        launch(round_pass, row_blocks, row_passes.THREADS, 0, (sums, dq), stream)
+        launch_round(problem, sums, dq, stream)
+    launch_aux_gradients(problem, q, k, v, dout, lse, delta, d_aux, at_aux, stream)
 
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:

@@ -9,6 +9,7 @@ References
 Dao et al., "FlashAttention", NeurIPS 2022, Algorithm 3.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 from ..arrays import DeviceArray, contiguous
@@ -24,6 +25,9 @@ from ..problem import Problem
 from ..scores import check_differentiable
 from ..tiling import ceil_div
 from .arguments import extra_arguments
+from .aux_gradient import launch_aux_gradients
+from .aux_gradient import workspace as aux_workspace
+from .backward_call import asked_for, parts_of
 from .spec import padded
 from .standard import chosen_tiles, launch_weights
 from .standard import counted_as as counted_as
@@ -88,16 +92,19 @@ def make_weight_gradients(
 
 
 @cache
-def make_score_gradients(tiles: SquareTiles, has_lengths: bool, has_dlse: bool, has_slopes: bool):
+def make_score_gradients(
+    tiles: SquareTiles, has_lengths: bool, has_dlse: bool, has_slopes: bool, with_delta: bool
+):
     """The dS kernel.
 
     Returns
     -------
     kernel
-        ``standard_dS(P, dP, dS, dLSE, scale, lengths)``: P, dP, dS (batch, num_heads, seqlen_q,
-        seqlen_k) float32; dLSE ``(array (batch, num_heads, seqlen_q),)`` if `has_dlse`, else ().
-        dS is written; with `has_slopes` it holds the derivative of the score changes before.
-        A block owns a query tile, a warp a row.
+        ``standard_dS(P, dP, dS, Delta, dLSE, scale, lengths)``: P, dP, dS (batch, num_heads,
+        seqlen_q, seqlen_k) float32; Delta and dLSE ``(float32 array (batch, num_heads,
+        seqlen_q),)`` if `with_delta` and `has_dlse`, else (). dS is written, and Delta, which is
+        rowsum(P∘dP) less dLSE; with `has_slopes` dS holds the derivative of the score changes
+        before. A block owns a query tile, a warp a row.
 
     Notes
     -----
@@ -113,7 +120,7 @@ def make_score_gradients(tiles: SquareTiles, has_lengths: bool, has_dlse: bool, 
         return types.float32(0)
 
     @kernel(tiles.threads)
-    def standard_dS(P, dP, dS, dLSE, scale, lengths):
+    def standard_dS(P, dP, dS, Delta, dLSE, scale, lengths):
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = tid // WARP, tid % WARP
         seqlen_q, num_heads = P.shape[2], P.shape[1]
@@ -129,6 +136,8 @@ def make_score_gradients(tiles: SquareTiles, has_lengths: bool, has_dlse: bool, 
                 total += gP[row, column] * gdP[row, column]
                 column += WARP
             delta = sum_of_warp(total)
+            if with_delta and lane == 0:
+                Delta[0][batch, head, row] = delta
             column = types.int64(lane)
             while column < seqlen_k:
                 p, dp = gP[row, column], gdP[row, column]
@@ -143,50 +152,36 @@ def make_score_gradients(tiles: SquareTiles, has_lengths: bool, has_dlse: bool, 
     return standard_dS
 
 
-def workspace(problem: Problem) -> tuple[int, ...]:
-    """Bytes that `backward` needs: P, dP and dS in float32, and an lse that nobody reads."""
-    rows = 4 * problem.batch * problem.num_heads * problem.seqlen_q
-    return *(matrix_bytes(problem) for _ in range(3)), padded(rows, 16)
+def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
+    """Bytes that `backward` needs besides its results, in parts that follow one another.
+
+    P, dP and dS in float32; an lse of its own and delta, (batch, num_heads, seqlen_q) float32; sums
+    for the gradients of the score changes `numbers`.
+    """
+    rows = padded(4 * problem.batch * problem.num_heads * problem.seqlen_q, 16)
+    return *(matrix_bytes(problem) for _ in range(3)), rows, rows, aux_workspace(problem, numbers)
 
 
 def backward(
     problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
 ):
-    """Run the backward pass on arrays in GPU memory.
+    """Run the backward pass on arrays in GPU memory; `ladder.Rung` says what is handed over.
 
-    Parameters
-    ----------
-    problem : Problem
-    q, k, v
-        As `standard.forward` read them.
-    out, lse
-        Not read: P is found again from q and k.
-    dout : device array (batch, seqlen_q, num_heads, head_dim_v)
-    dq, dk, dv : device arrays like `q`, `k`, `v`, or None
-        Written; None = not wanted.
-    memory : device array
-        At least ``sum(workspace(problem))`` bytes on a 16-byte boundary; its content is lost.
-    dlse : device array (batch, num_heads, seqlen_q), optional
-        Gradient of lse.
-    stream : int
-        CUDA stream handle.
-    d_aux : sequence
-        Must hold None only: gradients of the score changes' tensors are not computed here.
+    `out` and `lse` are not read: P and lse are found again from q and k.
 
     Raises
     ------
     ValueError
-        If a score change has no derivative, or `d_aux` asks for gradients.
+        If a score change has no derivative.
     """
     check_differentiable(problem)
-    if any(total is not None for total in d_aux):
-        raise ValueError("standard computes no gradients of score changes: d_aux must be all None")
     q, k, v, dout = map(DeviceArray.of, (q, k, v, dout))
-    start, size = DeviceArray.of(memory).pointer, matrix_bytes(problem)
-    P, dP, dS = (matrix(start + part * size, problem) for part in range(3))
-    spare = contiguous(start + 3 * size, problem.shapes["lse"], "fp32")
+    numbers = asked_for(d_aux)
+    *at, at_lse, at_delta, at_aux = parts_of(memory, workspace(problem, numbers))
+    P, dP, dS = (matrix(start, problem) for start in at)
+    own_lse, delta = (contiguous(x, problem.shapes["lse"], "fp32") for x in (at_lse, at_delta))
     slopes = (dS,) if problem.score_mods else ()
-    launch_weights(problem, q, k, dP, P, spare, slopes, stream)  # S lies where dP will
+    launch_weights(problem, q, k, dP, P, own_lse, slopes, stream)  # S lies where dP will
 
     tiles = chosen_tiles(problem)
     *_, lengths, _, dropout = extra_arguments(problem, tiles.tile, tiles.tile)
@@ -204,16 +199,29 @@ def backward(
     if dv is not None:
         kernel = make_column_blocks(dtype, dv_columns, tiles, has_lengths, has_dropout)
         run(kernel, columns, dv_columns, P, dout, DeviceArray.of(dv), lengths, dropout)
-    if dq is None and dk is None:
+    if dq is None and dk is None and not numbers:
         return
     kernel = make_weight_gradients(dtype, dv_columns, tiles, has_lengths, has_dropout)
     run(kernel, heads * m_blocks * n_blocks, dv_columns, dout, v, dP, lengths, dropout)
-    kernel = make_score_gradients(tiles, has_lengths, dlse is not None, bool(slopes))
+    flags = dlse is not None, bool(slopes), bool(numbers)
+    kernel = make_score_gradients(tiles, has_lengths, *flags)
     given = () if dlse is None else (DeviceArray.of(dlse),)
-    run(kernel, rows, 0, P, dP, dS, given, problem.softmax_scale, lengths)
+    run(
+        kernel,
+        rows,
+        0,
+        P,
+        dP,
+        dS,
+        (delta,) if numbers else (),
+        given,
+        problem.softmax_scale,
+        lengths,
+    )
     if dq is not None:
         kernel = make_row_blocks(dtype, d, tiles, has_lengths, False)
         run(kernel, rows, d, dS, k, DeviceArray.of(dq), lengths, ())
     if dk is not None:
         kernel = make_column_blocks(dtype, d, tiles, has_lengths, False)
         run(kernel, columns, d, dS, q, DeviceArray.of(dk), lengths, ())
+    launch_aux_gradients(problem, q, k, v, dout, own_lse, delta, d_aux, at_aux, stream)

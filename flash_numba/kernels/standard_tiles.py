@@ -41,6 +41,16 @@ class SquareTiles(NamedTuple):
         rows = self.tile * self.depth(head_dim) + 4 * LANES
         return 4 * (rows + max(rows, self.tile * self.tile + 4 * LANES))
 
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory for as many sums of each thread as it has scores (see `aux_sums`)."""
+        return 4 * self.tile * self.tile
+
+    def terms_at_once(self, own_keys: bool, own_queries: bool) -> int:
+        """Terms that those sums serve, where keys and queries need some of their own."""
+        keys, queries = THREAD_ROWS if own_keys else 1, self.thread_n if own_queries else 1
+        return THREAD_ROWS * self.thread_n // (keys * queries)
+
 
 def square_tiles(head_dim: int, head_dim_v: int, shared_bytes: int) -> SquareTiles:
     """The largest tiles on a GPU with `shared_bytes` a block.
