@@ -2,6 +2,7 @@
 #   make demo                 step through FlashAttention on real input
 #   make test [EXTRAS=torch]  lint, types and the CPU tests; extras of pyproject.toml, comma separated
 #   make gpu-test [EXTRAS=cu13,torch]  the tests that need a GPU, with a summary of them
+#   make sanitize [EXTRAS=cu13,torch]  compute-sanitizer over every kernel
 #   make compile-all          every kernel for every architecture, without a GPU
 #   make bench | lint | format | clean
 
@@ -18,7 +19,7 @@ RUN_STAMP := .venv/.installed-run
 DEV_STAMP := .venv/.installed-dev$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
 SOURCES := $(wildcard flash_numba simulator scripts benchmarks tests tutorials)
 
-.PHONY: demo test gpu-test compile-all lint format bench clean
+.PHONY: demo test gpu-test compile-all lint format bench sanitize clean
 
 demo: $(RUN_STAMP)
 	@$(BIN)/flash-numba step --demo
@@ -44,6 +45,9 @@ compile-all: $(DEV_STAMP)
 
 bench: $(RUN_STAMP)
 	$(BIN)/python benchmarks/simulator_speed.py
+
+sanitize: $(DEV_STAMP)
+	PYTHONPATH=. $(BIN)/python benchmarks/sanitize.py benchmarks/results/sanitize.json
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

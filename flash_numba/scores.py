@@ -176,7 +176,7 @@ def aux_shape(problem: Problem, mod: ScoreMod) -> tuple[int, ...]:
                 f"score_mod {mod.name!r}: the axis {axis!r} of aux[{mod.aux_index}] must have "
                 f"length 1 or {lengths[axis]}, got shape {tuple(view.shape)}"
             )
-        shape.append(1 if stride == 0 and size > 1 else size)
+        shape.append(1 if stride == 0 else size)
     return tuple(shape)
 
 

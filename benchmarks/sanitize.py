@@ -1,0 +1,116 @@
+"""Every kernel of the fp32 rungs under compute-sanitizer, forward and backward.
+
+    python benchmarks/sanitize.py benchmarks/results/sanitize.json
+
+A process for each tool and rung runs `exercise`: tails, causal and window, key lengths, a block
+list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of relative-position
+weights. The JSON has the errors that each tool reported; the exit status is 1 if there was any.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import numpy as np
+
+from flash_numba import flash_attention, flash_attention_backward, launch, masks, tiling
+from flash_numba.ladder import RUNGS
+from flash_numba.problem import DTYPES, Problem
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+LADDER = tuple(rung.name for rung in RUNGS if rung.modules and "fp32" in rung.dtypes)
+
+
+def stripes(batch, head, q_idx, k_idx, aux):
+    """A mask without a key range, for a block list."""
+    return (q_idx // aux[0] + k_idx // aux[0]) % 3 != 0
+
+
+def exercise(rung: str, scale: int) -> None:
+    """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names."""
+    names = set()
+    compiled = launch.CompiledKernel.__init__
+
+    def noted(self, dispatcher, *arguments):
+        names.add(dispatcher.py_func.__name__)
+        compiled(self, dispatcher, *arguments)
+
+    launch.CompiledKernel.__init__ = noted
+    rng = np.random.default_rng(0)
+
+    def normal(*shape, dtype="fp32"):
+        return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+    n, m = 64 * scale + 7, 64 * scale + 21
+    listed = masks.Mask("stripes", stripes, (32,))
+    blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
+    learned = masks.relative_positions(normal(3), normal(3))
+    cases = {
+        "fp32": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0, "score_mod": learned}
+        | {"bias": normal(2, 1, m)},
+        "fp16": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
+    }
+    for dtype, options in cases.items():
+        q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
+        k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
+        needs = ("q", "k", "v", *(("bias", "score_mod") if "bias" in options else ()))
+        options["kernel"] = rung
+        o, lse = flash_attention(q, k, v, return_lse=True, **options)
+        found = flash_attention_backward(
+            do, q, k, v, o, lse, dlse=normal(2, 2, n), needs=needs, **options
+        )
+        assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
+    print("KERNELS", *sorted(names))
+
+
+def sanitized(tool: str, rung: str) -> dict:
+    """One row: a process that exercises `rung` under `tool`."""
+    scale = "1" if tool == "racecheck" else "2"
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
+    command += [__file__, "--exercise", rung, "--scale", scale]
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    text = done.stdout + done.stderr
+    found = re.findall(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )(\d+)", text)
+    kernels = re.findall(r"^KERNELS (.*)$", text, re.MULTILINE)
+    if not found or not kernels or done.returncode:
+        print(tool, rung, text[-3000:], sep="\n", file=sys.stderr)
+    return {
+        "tool": tool,
+        "rung": rung,
+        "errors": int(found[-1]) if found else None,
+        "exit_status": done.returncode,
+        "kernels": kernels[0].split() if kernels else [],
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def main() -> None:
+    """Run every tool on every rung, side by side, and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", nargs="?")
+    parser.add_argument("--exercise", choices=LADDER)
+    parser.add_argument("--scale", type=int, default=2)
+    options = parser.parse_args()
+    if options.exercise:
+        exercise(options.exercise, options.scale)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = list(pool.map(lambda pair: sanitized(*pair), product(TOOLS, LADDER)))
+    for row in rows:
+        print(row)
+    if options.output:
+        from common import write  # imports torch, which nothing else here needs
+
+        write(options.output, rows)
+    sys.exit(any(row["errors"] != 0 or row["exit_status"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
