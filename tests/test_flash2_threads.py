@@ -9,59 +9,23 @@ numba = pytest.importorskip("numba")
 greenlet = pytest.importorskip("greenlet")
 
 
-from flash_numba import dropout, masks, tiling  # noqa: E402
-from flash_numba.device.functions import chain_aux  # noqa: E402
+from traced_attention import (  # noqa: E402
+    CASES,
+    REVERSED,
+    SIZES,
+    blank,
+    check,
+    extra,
+    random_problem,
+    run,
+    stored,
+    truth,
+)
+
+from flash_numba import masks, tiling  # noqa: E402
 from flash_numba.kernels import flash2, flash2_backward, row_passes  # noqa: E402
 from flash_numba.kernels.spec import BackwardTiles, ForwardTiles, Spec, padded  # noqa: E402
-from flash_numba.problem import DTYPES, Problem  # noqa: E402
-from simulator.threads import trace  # noqa: E402
-
-REVERSED = tuple(reversed(range(32)))
-
-
-def run(kernel, blocks, threads, shared_bytes, arguments, order=None):
-    """Run a kernel; races and reads of what nobody wrote are errors."""
-    return trace(kernel, count=False, order=order)[blocks, threads, 0, shared_bytes](*arguments)
-
-
-def random_problem(seed=0, **options) -> Any:
-    rng = np.random.default_rng(seed)
-    problem = Problem(**options)
-    p = problem
-    shapes = [
-        (p.batch, p.seqlen_q, p.num_heads, p.head_dim),
-        (p.batch, p.seqlen_k, p.num_kv_heads, p.head_dim),
-        (p.batch, p.seqlen_k, p.num_kv_heads, p.head_dim_v),
-        (p.batch, p.seqlen_q, p.num_heads, p.head_dim_v),
-    ]
-    return problem, *(rng.standard_normal(s).astype(DTYPES[p.dtype]) for s in shapes)
-
-
-def stored(array):
-    return array if array.dtype == np.float32 else array.view(np.uint16)
-
-
-def extra(problem):
-    mask, ranges = problem.visibility, problem.range_mask
-    numbers = ()
-    if problem.dropout_p:
-        limit = dropout.threshold(problem.dropout_p)
-        rescale = np.float32(1 / (1 - problem.dropout_p))
-        words = problem.seed & 0xFFFFFFFF, problem.seed >> 32, limit
-        numbers = (*map(np.uint64, words), rescale)
-    return (
-        mask.aux if mask else (),
-        ranges.aux if ranges else (),
-        chain_aux(mod.aux for mod in problem.score_mods),
-        () if problem.key_lengths is None else (problem.key_lengths,),
-        () if problem.block_mask is None else (kinds(problem),),
-        numbers,
-    )
-
-
-def kinds(problem):
-    listed = problem.block_mask.kinds
-    return np.broadcast_to(listed, (problem.batch, problem.num_heads, *listed.shape[2:]))
+from flash_numba.problem import Problem  # noqa: E402
 
 
 def forward_tiles(problem, vectors=True, sizes=(4, 4, 8)):
@@ -80,8 +44,7 @@ def backward_tiles(problem, sizes: Any = (4, 4, 8, 4)):
 
 def forward(problem, q, k, v, vectors=True, order=None, sizes=(4, 4, 8)):
     spec, tiles = Spec.of(problem, vectors), forward_tiles(problem, vectors, sizes)
-    out = np.full((*q.shape[:3], v.shape[-1]), np.nan, q.dtype)
-    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
+    out, lse = blank(problem.shapes["o"], q.dtype), blank(problem.shapes["lse"])
     scale = np.float32(problem.softmax_scale)
     factor = scale if spec.folded else np.float32(1)
     blocks = tiling.ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads
@@ -92,9 +55,8 @@ def forward(problem, q, k, v, vectors=True, order=None, sizes=(4, 4, 8)):
 
 def backward(problem, q, k, v, out, lse, dout, dlse=None, order=None, sizes=(4, 4, 8, 4)):
     spec, tiles = Spec.of(problem, True), backward_tiles(problem, sizes)
-    dq = np.full(q.shape, np.nan, np.float32)
-    dk, dv = np.full(k.shape, np.nan, k.dtype), np.full(v.shape, np.nan, v.dtype)
-    delta = np.full(lse.shape, np.nan, np.float32)
+    dq, delta = blank(q.shape), blank(lse.shape)
+    dk, dv = blank(k.shape, k.dtype), blank(v.shape, v.dtype)
     rows = tiling.ceil_div(problem.seqlen_q, row_passes.ROWS)
     delta_pass = row_passes.make_delta(
         problem.dtype, problem.head_dim, problem.head_dim_v, True, dlse is not None
@@ -116,49 +78,17 @@ def backward(problem, q, k, v, out, lse, dout, dlse=None, order=None, sizes=(4, 
     return dq, dk, dv
 
 
-def truth(problem, q, k, v, dout=None, dlse=None):
-    torch = pytest.importorskip("torch")
-    from dense import attention
-
-    tensors = [
-        None if x is None else torch.from_numpy(np.asarray(x, np.float64))
-        for x in (q, k, v, dout, dlse)
-    ]
-    return attention(problem, *tensors)
-
-
 def stripes(batch, head, q_idx, k_idx, aux):
     return (q_idx // 16 + k_idx // 32) % 2 == 0
-
-
-SIZES = {"seqlen_q": 21, "seqlen_k": 50, "head_dim": 20}
-CASES = {
-    "full": SIZES,
-    "causal-gqa": SIZES | {"causal": True, "num_heads": 2, "num_kv_heads": 1},
-    "causal-more-queries": {"seqlen_q": 50, "seqlen_k": 21, "head_dim": 20, "causal": True},
-    "window-lengths": SIZES | {"batch": 2, "window": (9, 3), "key_lengths": np.array([0, 37])},
-    "wider-v": SIZES | {"head_dim_v": 40},
-    "bf16": SIZES | {"dtype": "bf16", "causal": True},
-    "fp16": SIZES | {"dtype": "fp16"},
-    "negative-scale": SIZES | {"softmax_scale": -0.7},
-    "dropout": SIZES | {"dropout_p": 0.4, "seed": 2**33 + 5},
-}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_backward(name):
     problem, q, k, v, dout = random_problem(**CASES[name])
-    out, lse = forward(problem, q, k, v)
     want = truth(problem, q, k, v, dout)
-    unit = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}[problem.dtype]
-    budget = 64 * 2.0**-24 * problem.head_dim + 4 * unit
-    assert np.array_equal(lse == -np.inf, want.lse.numpy() == -np.inf)
-    seen = lse > -np.inf
-    assert np.abs(lse[seen] - want.lse.numpy()[seen]).max() <= budget
-    assert np.abs(out.astype(np.float64) - want.out.numpy()).max() <= budget * 4
-    gradients = backward(problem, q, k, v, out, lse, dout)
-    for got, exact in zip(gradients, (want.dq, want.dk, want.dv), strict=True):
-        assert np.abs(got.astype(np.float64) - exact.numpy()).max() <= budget * 16
+    out, lse = forward(problem, q, k, v)
+    dq, dk, dv = backward(problem, q, k, v, out, lse, dout)
+    check(problem, {"o": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}, want)
 
 
 def test_score_changes_and_block_list():

@@ -13,7 +13,7 @@ from flash_numba.kernels.spec import padded
 
 RUNGS = ladder.RUNGS
 MODULES = ("flash1", "flash1_backward", "flash2", "flash2_backward", "standard")
-MODULES += ("standard_backward", "backward_call", "aux_gradient")
+MODULES += ("standard_backward", "backward_call", "aux_gradient", "aux_plan")
 
 
 def padded_rows(view):

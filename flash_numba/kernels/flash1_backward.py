@@ -42,7 +42,7 @@ from ..problem import Problem
 from ..scores import check_differentiable
 from .arguments import extra_arguments
 from .aux_gradient import launch_aux_gradients
-from .aux_gradient import workspace as aux_workspace
+from .aux_plan import workspace as aux_workspace
 from .backward_call import asked_for, launch_delta, launch_round, or_row, parts_of
 from .spec import BackwardTiles, Spec, backward_tiles, padded
 

@@ -55,7 +55,7 @@ from ..scores import check_differentiable
 from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .aux_gradient import launch_aux_gradients
-from .aux_gradient import workspace as aux_workspace
+from .aux_plan import workspace as aux_workspace
 from .backward_call import asked_for, launch_delta, launch_round, or_row, parts_of
 from .spec import BackwardTiles, Spec, backward_tiles, padded
 

@@ -14,9 +14,7 @@ from functools import cache
 
 from ..arrays import DeviceArray
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.plain_copies import make_load_rows, make_load_transposed, make_store_matrix
-from ..device.products import make_multiply_transposed, make_place
-from ..device.ptx import shared_tile
+from ..device.plain_copies import make_store_matrix
 from ..device.schedule import block_of, make_keys_of
 from ..device.scores import (
     make_change_scores,
@@ -32,9 +30,8 @@ from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .spec import Spec
-from .standard_products import make_row_blocks
+from .standard_products import make_pair_product, make_row_blocks
 from .standard_tiles import (
-    LANES,
     THREAD_ROWS,
     SquareTiles,
     matrix,
@@ -59,14 +56,9 @@ def make_scores(spec: Spec, tiles: SquareTiles, with_slopes: bool = False):
     -----
     Reads a tile of Q and one of K for each tile of S.
     """
-    tile, tn, threads = tiles.tile, tiles.thread_n, tiles.threads
-    depth = tiles.depth(spec.head_dim)
-
-    place = make_place(LANES)
+    tile, tn = tiles.tile, tiles.thread_n
     keys_of = make_keys_of(spec.has_lengths)
-    load_q = make_load_transposed(spec.dtype, depth, tile, threads)
-    load_k = make_load_rows(spec.dtype, depth, tile, tn, threads)
-    scores = make_multiply_transposed(THREAD_ROWS, tn, depth)
+    pair_of, scores = make_pair_product(spec.dtype, spec.head_dim, tiles)
     scale_scores = make_scale_scores(False, THREAD_ROWS, tn)
     change_scores = make_change_scores(spec.changes, THREAD_ROWS, tn)
     derivatives = spec.derivatives if with_slopes else ()
@@ -75,31 +67,21 @@ def make_scores(spec: Spec, tiles: SquareTiles, with_slopes: bool = False):
     )
     mask_scores = make_mask_scores(spec.keep, THREAD_ROWS, tn)
     store = make_store_matrix(THREAD_ROWS, tn)
-    q_shape, k_shape, k_at = (depth, tile), (LANES, tn * depth + 4), depth * tile
 
-    @kernel(threads)
+    @kernel(tiles.threads)
     def standard_scores(Q, K, S, Slopes, scale, mask_aux, score_aux, lengths):
         tid = types.uint32(cuda.threadIdx.x)
-        row_group, lane = place(tid)
         seqlen_q, num_heads = Q.shape[1], Q.shape[2]
-        m_blocks, n_blocks = (seqlen_q + tile - 1) // tile, (K.shape[1] + tile - 1) // tile
-        batch_head, block = block_of(Q.shape[0] * num_heads, m_blocks * n_blocks)
+        batch_head, m_block, n_block = pair_of(Q.shape[0] * num_heads, seqlen_q, K.shape[1])
         batch, head = batch_head // num_heads, batch_head % num_heads
         seqlen_k = keys_of(batch, K.shape[1], lengths)
-        kv_head = head // (num_heads // K.shape[2])
-        m_block, n_block = block // n_blocks, block % n_blocks
         if n_block * tile >= seqlen_k:
             return
 
-        memory = cuda.shared.array(0, types.float32)
-        sQ, sK = shared_tile(memory, 0, q_shape), shared_tile(memory, k_at, k_shape)
         rS = cuda.local.array((THREAD_ROWS, tn), types.float32)
         rSlopes = cuda.local.array((THREAD_ROWS, tn), types.float32)
-        first_q, first_k = m_block * tile + row_group * THREAD_ROWS, n_block * tile + lane * tn
-        load_q(sQ, Q[batch, :, head], m_block * tile, seqlen_q, tid)
-        load_k(sK, K[batch, :, kv_head], n_block * tile, seqlen_k, tid)
-        cuda.syncthreads()
-        scores(rS, sQ, sK, row_group, lane)
+        gQ, gK = Q[batch, :, head], K[batch, :, head // (num_heads // K.shape[2])]
+        first_q, first_k = scores(rS, gQ, gK, m_block, seqlen_q, n_block, seqlen_k, tid)
         scale_scores(rS, scale)
         if with_slopes:
             for i in range(THREAD_ROWS):

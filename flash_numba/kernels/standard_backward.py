@@ -15,9 +15,7 @@ from functools import cache
 from ..arrays import DeviceArray, contiguous
 from ..device.dropout import make_drop_weights
 from ..device.numba_cuda import cuda, kernel, room, types
-from ..device.plain_copies import make_load_rows, make_load_transposed, make_store_matrix
-from ..device.products import make_multiply_transposed, make_place
-from ..device.ptx import shared_tile
+from ..device.plain_copies import make_store_matrix
 from ..device.schedule import block_of, make_keys_of
 from ..device.warp_rows import WARP, sum_of_warp
 from ..launch import launch
@@ -26,13 +24,13 @@ from ..scores import check_differentiable
 from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .aux_gradient import launch_aux_gradients
-from .aux_gradient import workspace as aux_workspace
+from .aux_plan import workspace as aux_workspace
 from .backward_call import asked_for, parts_of
 from .spec import padded
 from .standard import chosen_tiles, launch_weights
 from .standard import counted_as as counted_as
-from .standard_products import make_column_blocks, make_row_blocks
-from .standard_tiles import LANES, THREAD_ROWS, SquareTiles, matrix, matrix_bytes
+from .standard_products import make_column_blocks, make_pair_product, make_row_blocks
+from .standard_tiles import THREAD_ROWS, SquareTiles, matrix, matrix_bytes
 
 
 @cache
@@ -51,40 +49,25 @@ def make_weight_gradients(
     -----
     Reads a tile of dO and one of V for each tile of dP.
     """
-    tile, tn, threads = tiles.tile, tiles.thread_n, tiles.threads
-    depth = tiles.depth(head_dim_v)
-
-    place = make_place(LANES)
+    tile, tn = tiles.tile, tiles.thread_n
     keys_of = make_keys_of(has_lengths)
-    load_do = make_load_transposed(dtype, depth, tile, threads)
-    load_v = make_load_rows(dtype, depth, tile, tn, threads)
-    product = make_multiply_transposed(THREAD_ROWS, tn, depth)
+    pair_of, product = make_pair_product(dtype, head_dim_v, tiles)
     drop_weights = make_drop_weights(has_dropout, THREAD_ROWS, tn)
     store = make_store_matrix(THREAD_ROWS, tn)
-    do_shape, v_shape, v_at = (depth, tile), (LANES, tn * depth + 4), depth * tile
 
-    @kernel(threads)
+    @kernel(tiles.threads)
     def standard_dP(dO, V, dP, lengths, dropout):
         tid = types.uint32(cuda.threadIdx.x)
-        row_group, lane = place(tid)
         seqlen_q, num_heads = dO.shape[1], dO.shape[2]
-        m_blocks, n_blocks = (seqlen_q + tile - 1) // tile, (V.shape[1] + tile - 1) // tile
-        batch_head, block = block_of(dO.shape[0] * num_heads, m_blocks * n_blocks)
+        batch_head, m_block, n_block = pair_of(dO.shape[0] * num_heads, seqlen_q, V.shape[1])
         batch, head = batch_head // num_heads, batch_head % num_heads
         seqlen_k = keys_of(batch, V.shape[1], lengths)
-        kv_head = head // (num_heads // V.shape[2])
-        m_block, n_block = block // n_blocks, block % n_blocks
         if n_block * tile >= seqlen_k:
             return
 
-        memory = cuda.shared.array(0, types.float32)
-        sdO, sV = shared_tile(memory, 0, do_shape), shared_tile(memory, v_at, v_shape)
         rdP = cuda.local.array((THREAD_ROWS, tn), types.float32)
-        first_q, first_k = m_block * tile + row_group * THREAD_ROWS, n_block * tile + lane * tn
-        load_do(sdO, dO[batch, :, head], m_block * tile, seqlen_q, tid)
-        load_v(sV, V[batch, :, kv_head], n_block * tile, seqlen_k, tid)
-        cuda.syncthreads()
-        product(rdP, sdO, sV, row_group, lane)
+        gdO, gV = dO[batch, :, head], V[batch, :, head // (num_heads // V.shape[2])]
+        first_q, first_k = product(rdP, gdO, gV, m_block, seqlen_q, n_block, seqlen_k, tid)
         drop_weights(rdP, first_q, first_k, batch_head, dropout)
         store(dP[batch, head], rdP, first_q, seqlen_q, first_k, seqlen_k)
 

@@ -1,7 +1,7 @@
-"""The products of standard attention with a matrix in global memory: out = A B and out = Aᵀ B.
+"""The products of standard attention: A Bᵀ of rows, and out = A B, out = Aᵀ B with a matrix A.
 
-As a matrix library would tile them. A is P, dS of shape (batch, num_heads, seqlen_q, seqlen_k)
-float32; B and out have the layout (batch, seqlen, heads, columns).
+As a matrix library would tile them. The matrix A is P or dS of shape (batch, num_heads, seqlen_q,
+seqlen_k), float32; all else has the layout (batch, seqlen, heads, columns).
 """
 
 from functools import cache
@@ -9,12 +9,47 @@ from functools import cache
 from ..device.copies import make_store_rows
 from ..device.dropout import make_drop_tile
 from ..device.gradients import make_clear
-from ..device.numba_cuda import cuda, kernel, types
+from ..device.numba_cuda import cuda, kernel, room, types
 from ..device.plain_copies import make_load_rows, make_load_transposed
-from ..device.products import make_multiply_add, make_place
+from ..device.products import make_multiply_add, make_multiply_transposed, make_place
 from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_keys_of
 from .standard_tiles import LANES, THREAD_ROWS, SquareTiles
+
+
+@cache
+def make_pair_product(dtype: str, columns: int, tiles: SquareTiles):
+    """Rooms ``pair_of`` and ``pair_product`` of a kernel with a block for each tile of a matrix.
+
+    ``pair_of(batch_heads, seqlen_q, seqlen_k) -> (batch_head, m_block, n_block)`` says which tile
+    is the block's. ``pair_product(rC, gA, gB, m_block, seqlen_q, n_block, seqlen_k, tid) -> (first
+    query, first key)`` puts the thread's part of ``A_i B_jᵀ`` into `rC`: S = Q Kᵀ, dP = dO Vᵀ.
+    """
+    tile, tn, threads, depth = tiles.tile, tiles.thread_n, tiles.threads, tiles.depth(columns)
+    place = make_place(LANES)
+    load_a = make_load_transposed(dtype, depth, tile, threads)
+    load_b = make_load_rows(dtype, depth, tile, tn, threads)
+    multiply = make_multiply_transposed(THREAD_ROWS, tn, depth)
+    a_shape, b_shape, b_at = (depth, tile), (LANES, tn * depth + 4), depth * tile
+
+    @room
+    def pair_of(batch_heads, seqlen_q, seqlen_k):
+        m_blocks, n_blocks = (seqlen_q + tile - 1) // tile, (seqlen_k + tile - 1) // tile
+        batch_head, block = block_of(batch_heads, m_blocks * n_blocks)
+        return batch_head, block // n_blocks, block % n_blocks
+
+    @room
+    def pair_product(rC, gA, gB, m_block, seqlen_q, n_block, seqlen_k, tid):
+        row_group, lane = place(tid)
+        memory = cuda.shared.array(0, types.float32)
+        sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
+        load_a(sA, gA, m_block * tile, seqlen_q, tid)
+        load_b(sB, gB, n_block * tile, seqlen_k, tid)
+        cuda.syncthreads()
+        multiply(rC, sA, sB, row_group, lane)
+        return m_block * tile + row_group * THREAD_ROWS, n_block * tile + lane * tn
+
+    return pair_of, pair_product
 
 
 @cache

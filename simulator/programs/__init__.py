@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import baselines, broken, flash1, flash2, standard
+from . import aux_gradient, baselines, broken, flash1, flash2, standard
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,14 @@ PROGRAMS = {
     )
 }
 """Every program by name."""
+
+AUX_GRADIENT = Program(
+    "aux_gradient",
+    "The gradient of a bias or of learned weights in the scores, after a backward pass",
+    PROGRAMS["flash2"].forward,
+    Pass(aux_gradient.backward, aux_gradient.LINES),
+)
+"""A pass by itself, which `simulator.run.simulate` takes."""
 
 _FORWARD_BUGS = {
     "flash2_without_rescale": ("O is never rescaled", broken.without_rescale),

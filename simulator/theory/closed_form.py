@@ -30,6 +30,8 @@ _FORMS = {
 PROGRAMS = tuple(_FORMS)
 """Names of all programs, standard attention first."""
 
+_FORMS["aux_gradient"] = flash.flash2_forward, flash.aux_gradient  # a pass by itself
+
 BASELINES = PROGRAMS[:3]
 """The idealised ones: no tiles, no SRAM capacity."""
 
@@ -54,7 +56,7 @@ def counts(
     Parameters
     ----------
     program : str
-        A name in `PROGRAMS`.
+        A name in `PROGRAMS`, or "aux_gradient" for the pass of `simulator.programs.AUX_GRADIENT`.
     problem : Problem
     tile_m, tile_n : int
         Rows of a query tile and of a key tile; the baselines have none and ignore them.
@@ -81,7 +83,7 @@ def counts(
         Naming the argument, what is allowed and what was received.
     """
     check_problem(problem)
-    one_of("program", program, PROGRAMS)
+    one_of("program", program, _FORMS)
     one_of("direction", direction, ("forward", "backward"))
     tile_m, tile_n = whole("tile_m", tile_m, 1, LARGEST), whole("tile_n", tile_n, 1, LARGEST)
     if not all_heads:

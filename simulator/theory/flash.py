@@ -130,3 +130,21 @@ def flash1_backward(t: Visits, s: Sizes, dlse: bool) -> Counts:
         products=A * (3 * d + 2 * v),
         exp=A,
     )
+
+
+def aux_gradient(t: Visits, s: Sizes, dlse: bool) -> Counts:
+    """Delta pass, and S, P, dP and dS of every visited pair once more; the gradient apart."""
+    d, v = s.d, s.v
+    rows, cols, both = t.row_loads, t.key_loads, s.d + s.v
+    peaks = (s.itemsize * (r + c) * max(d, v) + 8 * r for r, c in t.largest)
+    moved = rows * (both + 2) + cols * both
+    kernel = s.count(
+        {"Q": rows * d, "dO": rows * v, "LSE": rows, "delta": rows, "K": cols * d, "V": cols * v},
+        {},
+        loads=moved,
+        stores=moved,
+        peak=max(peaks, default=0),
+        products=t.area * both,
+        exp=t.area,
+    )
+    return _delta_pass(t, s, dlse) + kernel
