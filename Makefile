@@ -47,7 +47,7 @@ bench: $(RUN_STAMP)
 	$(BIN)/python benchmarks/simulator_speed.py
 
 sanitize: $(DEV_STAMP)
-	PYTHONPATH=. $(BIN)/python benchmarks/sanitize.py benchmarks/results/sanitize.json
+	$(BIN)/python benchmarks/sanitize.py sanitize.json
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

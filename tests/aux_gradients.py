@@ -1,5 +1,7 @@
 """Score changes with a learned tensor, and how far its gradient may be from the reference's."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from flash_numba import fn, masks
@@ -52,8 +54,12 @@ def rounding(problem: Problem, mod: ScoreMod, truth, v, do, o, slope: float) -> 
     return float(row.sum(axis=tuple(axes)).max(initial=0.0))
 
 
-def hold(problem: Problem, q, k, v, do, found, dlse=None, slope: float = 1.0) -> None:
-    """Hold gradients of learned tensors, one for each change that has one, against the truth."""
+def hold(problem: Problem, inputs: Iterable, found, dlse=None, slope: float = 1.0) -> None:
+    """Hold gradients of learned tensors, one for each change that has one, against the truth.
+
+    `inputs` are q, k, v and do.
+    """
+    q, k, v, do = inputs
     truth = ref.backward(problem, q, k, v, do, dlse).aux
     twin = ref.backward(problem, q, k, v, do, dlse, dtype="fp32").aux
     o, _ = ref.forward(problem, q, k, v)

@@ -37,7 +37,7 @@ def test_a_bias_of_every_broadcast_shape(axes, kernel):
     found = gradients(plain, given, kernel, ("q", "bias"), bias=bias)
     problem = replace(plain, score_mods=(change,))
     assert found.dbias.shape == bias.shape
-    hold(problem, *given.values(), (found.dbias,))
+    hold(problem, given.values(), (found.dbias,))
 
 
 def stripes(batch, head, q_idx, k_idx, aux):
@@ -73,7 +73,7 @@ def test_all_at_once_repeats_bit_for_bit(name, kernel):
     changes = {"softcap": 2.0, "bias": bias, "score_mod": mod}
     found = gradients(*call, **changes)
     problem = replace(plain, score_mods=(masks.softcap(2.0), change, mod))
-    hold(problem, *given.values(), (found.dbias, found.dscore_mod), dlse, slope=9.0)
+    hold(problem, given.values(), (found.dbias, found.dscore_mod), dlse, slope=9.0)
     for _ in range(4):
         again = gradients(*call, **changes)
         assert all(map(np.array_equal, found, again))
@@ -89,7 +89,7 @@ def test_many_keys_repeat_bit_for_bit_30_times(kernel):
     mod = masks.relative_positions(weights, theta)
     call = plain, given, kernel, ("score_mod",)
     found = gradients(*call, score_mod=mod)
-    hold(replace(plain, score_mods=(mod,)), *given.values(), (found.dscore_mod,))
+    hold(replace(plain, score_mods=(mod,)), given.values(), (found.dscore_mod,))
     for _ in range(29):
         assert np.array_equal(gradients(*call, score_mod=mod).dscore_mod, found.dscore_mod)
 
@@ -129,7 +129,7 @@ def test_a_bias_of_16_bits(dtype, kernel):
     assert np.array_equal(host.astype(np.float32), o.detach().float().cpu().numpy())
     problem = replace(plain, score_mods=(masks.bias(np.broadcast_to(read, (1, 2, 70, 90))),))
     found = bias.grad.float().cpu().numpy()
-    hold(problem, *given.values(), (found,))
+    hold(problem, given.values(), (found,))
 
 
 @each_rung
@@ -149,4 +149,4 @@ def test_torch_autograd_reaches_bias_and_weights(kernel):
     wide = np.broadcast_to(leaf.detach().cpu().numpy(), (2, 2, 97, 130))
     host = masks.relative_positions(weights.detach().cpu().numpy(), theta.cpu().numpy())
     problem = replace(plain, score_mods=(masks.bias(wide), host))
-    hold(problem, *given.values(), [x.cpu().numpy() for x in found])
+    hold(problem, given.values(), [x.cpu().numpy() for x in found])

@@ -72,7 +72,7 @@ def test_gradient_of_a_bias(name):
     mods = (masks.softcap(2.0), change) if name == "listed" else (change,)
     problem, *arrays = random_problem(**SIZES | OPTIONS[name], score_mods=mods)
     found, _, _ = gradient(problem, *arrays)
-    hold(problem, *arrays, (found,))
+    hold(problem, arrays, (found,))
 
 
 @pytest.mark.parametrize("shares", [1, 2, 7])
@@ -83,7 +83,7 @@ def test_blocks_that_share_a_tile(shares):
     problem, *arrays = random_problem(seqlen_q=21, seqlen_k=35, head_dim=8, score_mods=mods)
     found, _, plan = gradient(problem, *arrays, shares=shares)
     assert plan.tiles == 3
-    hold(problem, *arrays, (found,))
+    hold(problem, arrays, (found,))
 
 
 def test_changes_before_and_after_and_order_of_threads():
@@ -91,7 +91,7 @@ def test_changes_before_and_after_and_order_of_threads():
     mods = (masks.softcap(3.0), steep_mod(learned))
     problem, *arrays = random_problem(**SIZES | OPTIONS["causal-gqa"], score_mods=mods)
     found, _, _ = gradient(problem, *arrays)
-    hold(problem, *arrays, (found,), slope=9.0)
+    hold(problem, arrays, (found,), slope=9.0)
     again, _, _ = gradient(problem, *arrays, order=REVERSED)
     assert np.array_equal(found, again)
 
@@ -129,7 +129,7 @@ def test_the_program_gives_the_gradient():
         AUX_GRADIENT, problem, *arrays, head=None, tile_m=16, tile_n=16, direction="backward"
     ).aux
     assert found is not None
-    hold(problem, *arrays, (found[1],))
+    hold(problem, arrays, (found[1],))
 
 
 @pytest.mark.parametrize("limit_kb", [64, 99, 163, 227])

@@ -61,5 +61,5 @@ def test_gradients_of_a_bias_and_of_a_users_own_score_mod(rung, traced_gpu):
     found = flash_attention_backward(do, q, k, v, o, lse, needs=needs, kernel=rung, **options)
     assert found.dq is found.dk is found.dv is None
     problem = replace(plain, score_mods=(masks.softcap(3.0), change, mod))
-    hold(problem, q, k, v, do, (found.dbias, found.dscore_mod), slope=20.0)
+    hold(problem, (q, k, v, do), (found.dbias, found.dscore_mod), slope=20.0)
     assert traced_gpu.count("aux_gradient") == 2

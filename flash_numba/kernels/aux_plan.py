@@ -1,4 +1,4 @@
-"""How the work on the gradient of a tensor in the scores is cut into blocks (see `aux_gradient`)."""
+"""How the gradient of a tensor in the scores is cut into blocks (see `aux_gradient`)."""
 
 import math
 from collections.abc import Callable, Sequence
