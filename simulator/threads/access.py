@@ -13,10 +13,11 @@ from .scalars import CASTS, dtype_name, from_memory
 
 _TEMPLATE = """
 def make(array, append, flat, valid, convert, wrap, stored, outside, unset, sized,
-         {sizes} start, scale, tag, ones, per):
+         {sizes} start, scale, tag, ones, per, alike):
     def get({index} code):
         if {inside}:
             at = {offset}
+            {followed_load}
             {log}
             {check_valid}
             return {read}
@@ -25,6 +26,7 @@ def make(array, append, flat, valid, convert, wrap, stored, outside, unset, size
     def set(value, {index} code):
         if {inside}:
             at = {offset}
+            {followed_store}
             {log}
             flat[at] = {written}
             {mark_valid}
@@ -37,12 +39,20 @@ def make(array, append, flat, valid, convert, wrap, stored, outside, unset, size
 
 
 @functools.cache
-def _factory(ndim, counting, checked, per_element, converts):
+def _factory(ndim, counting, checked, per_element, converts, sampling, integers):
     coded = "code" if per_element == 1 else "sized(code, scale)"
     index = "".join(f"i{axis}, " for axis in range(ndim))
     inside = " and ".join(f"0 <= i{a} < n{a}" for a in range(ndim)) or "True"
     offset = " + ".join(["start", *(f"i{a} * s{a}" for a in range(ndim))])
     cell = "at" if per_element == 1 else "at * per"
+    read = "convert(flat[at])" if converts else "flat[at]"
+    followed_load = followed_store = "pass"
+    if sampling:
+        followed_load = "where, at = at, alike.element(array, at, code)"
+        followed_store = "at = alike.element(array, at, code)"
+        if integers:
+            read = f"alike.loaded(array, where, {read})"
+            followed_store += "; alike.stored(value)"
     text = _TEMPLATE.format(
         index=index,
         inside=inside,
@@ -50,7 +60,9 @@ def _factory(ndim, counting, checked, per_element, converts):
         sizes="".join(f"n{a}, s{a}, " for a in range(ndim)),
         log=f"append((at * scale << 16) + (tag + {coded}))" if counting else "pass",
         check_valid=f"if not valid[{cell}]: unset(array, at, code)" if checked else "pass",
-        read="convert(flat[at])" if converts else "flat[at]",
+        read=read,
+        followed_load=followed_load,
+        followed_store=followed_store,
         written="wrap(value)" if converts else "value",
         mark_valid=(
             "pass"
@@ -79,6 +91,8 @@ def make_access(array):
         memory.valid is not None,
         per,
         convert is not None,
+        runtime.alike is not None,
+        array.dtype.kind in "iub" and array.itemsize != 2,
     )
     sizes = [one for pair in zip(array.shape, array.steps, strict=True) for one in pair]
     return make(
@@ -98,4 +112,5 @@ def make_access(array):
         memory.base << 16,
         b"\1" * per,
         per,
+        runtime.alike,
     )

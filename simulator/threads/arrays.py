@@ -11,6 +11,7 @@ import numpy as np
 
 from .access import make_access
 from .log import ATOMIC, LOAD, STORE
+from .per_block import PerBlock, chosen
 from .scalars import dtype_name, from_memory
 
 
@@ -165,10 +166,10 @@ class Array:
         for axis, (n, step) in enumerate(zip(self.shape, self.steps, strict=True)):
             one = index[axis] if axis < len(index) else slice(None)
             if isinstance(one, slice):
-                chosen = range(n)[one]
-                shape.append(len(chosen))
-                steps.append(step * chosen.step)
-                start += chosen.start * step
+                first, size, stride = chosen(one, n)
+                shape.append(size)
+                steps.append(step * stride)
+                start += first * step
             else:
                 if not -n <= one < n:
                     raise self.runtime.outside(self, index)
@@ -177,6 +178,8 @@ class Array:
 
     def part(self, shape, steps, start) -> Array:
         """An array over the same memory; the same one for the same part."""
+        if start.__class__ is PerBlock:
+            return Array(self.runtime, self.memory, self.dtype, shape, steps, start)
         key = (shape, steps, start)
         if key not in self.parts:
             self.parts[key] = Array(self.runtime, self.memory, self.dtype, shape, steps, start)
@@ -236,7 +239,10 @@ class Array:
                 f"{self.address(at) - self.memory.base}, which is no multiple of {size}",
             )
         if self.runtime.counting:
-            self.runtime.append(self.address(at) << 16 | self.runtime.code(operation, size))
+            code = self.runtime.code(operation, size)
+            if self.runtime.alike is not None:
+                at = self.runtime.alike.element(self, at, code)
+            self.runtime.append(self.address(at) << 16 | code)
         return at, size
 
 
@@ -250,6 +256,9 @@ def atomic_update(array: Array, index, update):
     runtime = array.runtime
     index = index if isinstance(index, tuple) else (index,)
     at = array.place(tuple(index))
+    code = runtime.code(ATOMIC, array.itemsize) if runtime.counting else 0
+    if runtime.alike is not None:
+        at = runtime.alike.updated(array, at, code)
     memory, byte = array.memory, at * array.itemsize
     if memory.valid is not None and not memory.valid[byte // memory.granule]:
         runtime.unset(array, at)
@@ -257,6 +266,6 @@ def atomic_update(array: Array, index, update):
     old = array.flat()[at]
     old = old if convert is None else convert(old)
     if runtime.counting:
-        runtime.append(array.address(at) << 16 | runtime.code(ATOMIC, array.itemsize))
+        runtime.append(array.address(at) << 16 | code)
     array.flat()[at] = update(old)
     return old

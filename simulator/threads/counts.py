@@ -71,9 +71,30 @@ class Counter:
 
     def __init__(self, log: Log, memories: list[Memory]):
         self.log, self.memories = log, memories
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all counts."""
         self.totals: dict[tuple[int, int], np.ndarray] = {}
         self.worst: dict[tuple[int, int], tuple[int, np.ndarray, int]] = {}
         self.barriers = 0
+
+    def same(self, other: Counter) -> bool:
+        """Whether both counted the same."""
+        return (
+            self.barriers == other.barriers
+            and self.totals.keys() == other.totals.keys()
+            and all((self.totals[key] == other.totals[key]).all() for key in self.totals)
+        )
+
+    def add_times(self, other: Counter, times: int) -> None:
+        """Add the counts of a block as often as there are blocks like it."""
+        self.barriers += times * other.barriers
+        for key, total in other.totals.items():
+            self.totals[key] = self.totals.get(key, 0) + times * total
+            known = self.worst.get(key)
+            if known is None or other.worst[key][0] > known[0]:
+                self.worst[key] = other.worst[key]
 
     def add(self, instructions: Instructions, lanes_of_warp: np.ndarray) -> None:
         """Count instructions; `lanes_of_warp` says how many threads each warp has."""

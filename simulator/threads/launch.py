@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .alike import Alike
 from .arrays import Array
 from .counts import Count, Counter
 from .errors import fail
@@ -17,6 +18,7 @@ from .memory import GlobalMemory, SharedMemory
 from .races import RaceFinder
 from .report import Entry, Report
 from .runtime import Runtime
+from .sample import Sample
 from .scalars import argument, dtype_name
 from .schedule import Block
 from .thread import Dim3
@@ -112,6 +114,8 @@ class Launch:
         checking = counting and options["check"]
         self.runtime = Runtime(counting, checking, options["errors"] == "collect", options["turns"])
         self.runtime.grid, self.runtime.block_shape = configured.grid, configured.block
+        if self.blocks == "representative":
+            self.runtime.alike = Alike(configured.grid)
         self.globals = GlobalMemory(self.runtime)
         self.shared = SharedMemory(self.runtime, configured.shared_bytes)
         self.functions = Functions(self.runtime, self.shared, self.globals.array)
@@ -137,15 +141,17 @@ class Launch:
             for dtype in self.functions.dynamic_types:
                 self.shared.dynamic("dynamic shared memory", dtype, min(sizes))
         self.memories = self.globals.memories + self.shared.memories
-        counter = Counter(self.runtime.log, self.memories)
         self.races = RaceFinder(self.runtime, self.memories) if self.runtime.checking else None
-        barriers, number = 0, -1
+        counter = Counter(self.runtime.log, self.memories)
+        if self.runtime.alike is not None:
+            ran, sampled = Sample(self, kernel, values).run(counter, self.runtime.alike)
+            return self._report(counter, ran, sampled)
+        number = -1
         for number, index in enumerate(self._block_indices()):
-            barriers += self._run_block(kernel, values, counter, number, index)
-        counter.barriers = barriers
+            counter.barriers += self.run_block(kernel, values, counter, number, index)
         return self._report(counter, number + 1)
 
-    def _report(self, counter, blocks) -> Report:
+    def _report(self, counter, blocks, sampled=()) -> Report:
         sites = self.runtime.log.sites
         entries = [
             Entry(sites[code], memory, Count(*map(int, total)), counter.worst[code, number][1])
@@ -164,6 +170,7 @@ class Launch:
             self.functions.locals,
             list(dict.fromkeys(self.functions.run_time_indices)),
             self.shared.static_bytes + self.shared.dynamic_bytes,
+            tuple(sampled),
         )
 
     def _parameters(self, args) -> list[str]:
@@ -201,7 +208,8 @@ class Launch:
             chosen.append(index)
         return chosen
 
-    def _run_block(self, kernel, values, counter, number, index) -> int:
+    def run_block(self, kernel, values, counter, number, index) -> int:
+        """Run one block into `counter`; the barriers that its threads met in."""
         runtime = self.runtime
         runtime.block = index
         self.shared.reset()
@@ -263,8 +271,10 @@ def trace(
         Look for races and reads of unwritten memory, too.
     errors : "raise" or "collect"
         Stop at the first error, or go on where possible and give all in `Report.findings`.
-    blocks : sequence of ints or tuples of ints, optional
-        Run these blocks only, in this order.
+    blocks : sequence of ints or tuples of ints, or "representative", optional
+        Run these blocks only, in this order; or run one block (and, to make sure, another) of each
+        class of blocks that provably do the same, and count it for all (`alike`). Only the blocks
+        that ran write their results, and races between blocks are seen among them only.
     order : sequence of int, optional
         The order in which the threads of a block run between barriers; a sound kernel gives the
         same result in any.
@@ -282,6 +292,10 @@ def trace(
     KernelError
         Where the kernel breaks a rule of CUDA, with the source line.
     """
+    if isinstance(blocks, str) and blocks != "representative":
+        raise ValueError(f"blocks must be indices or 'representative', got {blocks!r}")
+    if blocks == "representative" and not count:
+        raise ValueError("blocks='representative' needs count=True: it is about counts")
     if errors not in ("raise", "collect"):
         raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
     return Tracer(

@@ -6,6 +6,9 @@ import builtins
 import math
 import operator
 
+import numpy as np
+
+from .per_block import PerBlock, PerBlockTruth, block_range, either
 from .scalars import F16, F32, F64
 
 
@@ -18,15 +21,28 @@ def divide(a, b):
     return a / b
 
 
+def as_int(x):
+    """``int``."""
+    return x if x.__class__ is PerBlock else int(x)
+
+
 def larger(a, b, *rest):
     """``max``: a NaN loses to a number, as ``fmax`` has it."""
-    c = a if a > b or b != b else b
+    truth = a > b
+    if truth.__class__ is PerBlockTruth:
+        c = either(a, b, max, np.maximum)
+    else:
+        c = a if truth or b != b else b
     return larger(c, *rest) if rest else c
 
 
 def smaller(a, b, *rest):
     """``min``: a NaN loses to a number, as ``fmin`` has it."""
-    c = a if a < b or b != b else b
+    truth = a < b
+    if truth.__class__ is PerBlockTruth:
+        c = either(a, b, min, np.minimum)
+    else:
+        c = a if truth or b != b else b
     return smaller(c, *rest) if rest else c
 
 
@@ -87,13 +103,13 @@ BUILTINS = {
     "divmod": divmod,
     "enumerate": enumerate,
     "float": F64,
-    "int": int,
+    "int": as_int,
     "len": len,
     "max": larger,
     "min": smaller,
     "pow": pow,
     "print": print,
-    "range": range,
+    "range": block_range,
     "round": round,
     "slice": slice,
     "tuple": tuple,

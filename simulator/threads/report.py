@@ -61,6 +61,9 @@ class Report:
         Lines that index a local array by what is not constant after unrolling.
     shared_bytes : int
         Shared memory of a block.
+    sampled : tuple of Sampled
+        With ``blocks="representative"``, which blocks were counted for how many; if that could not
+        be told, one string that says why every block ran.
     """
 
     kernel: str
@@ -74,6 +77,7 @@ class Report:
     local_arrays: dict = field(default_factory=dict)
     run_time_indices: list[Place] = field(default_factory=list)
     shared_bytes: int = 0
+    sampled: tuple = ()
 
     def count(self, space=None, operation=None, array=None, line=None, traffic=None) -> Count:
         """Sum over the entries that match.
@@ -154,6 +158,10 @@ class Report:
             "grid": list(self.grid),
             "block": list(self.block),
             "blocks": self.blocks,
+            "sampled": [
+                one if isinstance(one, str) else {**one._asdict(), "block": list(one.block)}
+                for one in self.sampled
+            ],
             "barriers": self.barriers,
             "shared_bytes": self.shared_bytes,
             "local_bytes": self.local_bytes,

@@ -7,6 +7,7 @@ from typing import Any
 
 from greenlet import greenlet
 
+from .alike import Alike
 from .errors import Finding, KernelError, Place
 from .log import Log, Site
 from .order import Order, Segment
@@ -34,6 +35,8 @@ class Runtime:
         Index of the block that runs.
     positions : list of (Place, column)
         Source positions of calls; `here` is the number of the one that runs.
+    alike : Alike or None
+        What is known of the other blocks, where one is traced for many.
     findings : list of Finding
         Errors, if they are collected.
     """
@@ -53,6 +56,7 @@ class Runtime:
         self.segments: list[Segment] = []
         self.flying: tuple[int, int] | None = None
         self.block_state: dict = {}
+        self.alike: Alike | None = None
         self._segment_start = 0
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
         self.hub: greenlet
@@ -85,6 +89,8 @@ class Runtime:
         """A block begins."""
         self.order, self.flying, self.members = order, None, None
         self.block_state = {}
+        self.log.clear()
+        self.suspects.clear()
         self.segments.clear()
         self._segment_start = 0
 

@@ -12,6 +12,8 @@ import operator
 import ml_dtypes
 import numpy as np
 
+from .per_block import PerBlock
+
 F16, F32, F64, BF16 = np.float16, np.float32, np.float64, ml_dtypes.bfloat16
 MASK_64 = 2**64 - 1
 
@@ -58,6 +60,8 @@ class Unsigned8(Unsigned):
 
 def _arithmetic(operate):
     def method(self, other, swap=False):
+        if other.__class__ is PerBlock:
+            return NotImplemented
         a, b = int(self), other
         if isinstance(other, Unsigned):
             b, unsigned = int(other), True
@@ -75,7 +79,7 @@ def _arithmetic(operate):
 
 def _bitwise(operate):
     def method(self, other, swap=False):
-        if not isinstance(other, int):
+        if not isinstance(other, int) or other.__class__ is PerBlock:
             return NotImplemented
         result = operate(int(other), int(self)) if swap else operate(int(self), int(other))
         wide = isinstance(other, Unsigned) or self.bits == 64
@@ -86,6 +90,8 @@ def _bitwise(operate):
 
 def _shift(operate):
     def method(self, other, swap=False):
+        if other.__class__ is PerBlock:
+            return NotImplemented
         if swap:
             return operate(int(other), int(self))
         return Unsigned(operate(int(self), int(other)) & MASK_64)
@@ -109,6 +115,8 @@ def _signed(bits):
     half, full = 1 << (bits - 1), 1 << bits
 
     def cast(x):
+        if x.__class__ is PerBlock:
+            return x.mapped(cast, lambda many: many if bits == 64 else (many + half) % full - half)
         return (int(x) + half) % full - half
 
     return cast
@@ -118,6 +126,11 @@ def _unsigned(kind):
     mask = (1 << kind.bits) - 1
 
     def cast(x):
+        if x.__class__ is PerBlock:
+            if kind.bits == 64:
+                x.alike.keep(x.others >= 0)
+                return x.mapped(cast, lambda many: many)
+            return x.mapped(cast, lambda many: many & mask)
         return kind(int(x) & mask)
 
     return cast

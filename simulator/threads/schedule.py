@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from .alike import Unprovable
 from .errors import Finding, KernelError, Place
 from .order import Order
 from .runtime import PAUSE, Runtime
@@ -84,7 +85,7 @@ class Block:
         result, thread.result, thread.waiting = thread.result, None, None
         try:
             wait = thread.greenlet.switch(result)
-        except KernelError:
+        except (KernelError, Unprovable):
             raise
         except Exception as error:
             raise self._explain(error) from error

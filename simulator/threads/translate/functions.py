@@ -74,6 +74,7 @@ class Functions:
             "_wrapped": self._wrapped,
             "_divide": divide,
             "_local_view": LocalView,
+            "_by_data": runtime.alike.by_data if runtime.alike is not None else None,
         }
         self._global_array = global_array
         self._analyses: dict[tuple, Analysis | None] = {}
@@ -219,6 +220,8 @@ class Functions:
         return rewriter.bind(self._constants[id(value)], "array")
 
     def _enter(self, visit, condition):
+        if self.runtime.alike is not None:
+            self.runtime.alike.by_data(condition)
         self.runtime.turn(visit, 1 if condition else 0)
         return condition
 

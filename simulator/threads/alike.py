@@ -1,0 +1,144 @@
+"""Which blocks do the same as one that runs, so that one can be traced for many.
+
+Two blocks are alike if each thread takes the same way through the source and each position in it
+accesses each array at addresses that all differ by one multiple of 32 bytes (by any number, if it
+is one element for all threads; in shared memory: not at all). Then their warp instructions,
+sectors, passes and conflicts are equal. This is followed exactly while a block runs: every integer
+that comes from blockIdx is known for all blocks (`per_block`). What cannot be followed - a way that
+depends on floating-point data, integers through atomics - makes the launch run every block. The
+last block of a class runs, too, and must give the same counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .passes import SECTOR_BYTES
+from .per_block import PerBlock
+from .thread import Dim3
+
+
+class Sampled(NamedTuple):
+    """A class of blocks that are alike.
+
+    Attributes
+    ----------
+    block : tuple of 3 ints
+        The one whose counts stand for all.
+    checked : tuple of 3 ints or None
+        Another one that ran and gave the same.
+    times : int
+        Blocks of the class.
+    """
+
+    block: tuple
+    checked: tuple | None
+    times: int
+
+    def __str__(self):
+        same = "" if self.checked is None else f"; {self.checked} ran too and did the same"
+        return f"block {self.block} counted {self.times:,} times{same}"
+
+
+class Unprovable(Exception):
+    """Something that decides what a block does cannot be followed."""
+
+
+class Alike:
+    """What is known of the blocks of a launch while one of them runs.
+
+    Attributes
+    ----------
+    left : bool array
+        Blocks, in order of launch, that did the same so far.
+    active : bool
+        Whether anybody wants to know.
+    by_numbers : bool
+        Whether a branch without accesses depended on floating-point numbers: operations may differ.
+    """
+
+    def __init__(self, grid: Dim3):
+        self.grid = grid
+        numbers = np.arange(grid.x * grid.y * grid.z)
+        self.indices = (numbers % grid.x, numbers // grid.x % grid.y, numbers // grid.x // grid.y)
+        self.left = np.ones(len(numbers), bool)
+        self.number, self.active, self.by_numbers = 0, True, False
+        self._shifts: dict[tuple, tuple[int, np.ndarray]] = {}
+
+    def begin(self, number: int, left: np.ndarray) -> Dim3:
+        """Block `number` runs, for as many of those `left` as do the same; its index."""
+        self.number, self.left = number, left.copy()
+        self._shifts.clear()
+        axes = [
+            PerBlock(int(axis[number]), axis, self) if size > 1 else 0
+            for axis, size in zip(self.indices, self.grid, strict=True)
+        ]
+        return Dim3(*axes)
+
+    def index(self, number: int) -> Dim3:
+        """Index of a block."""
+        return Dim3(*(int(axis[number]) for axis in self.indices))
+
+    def keep(self, same: np.ndarray) -> None:
+        """Drop the blocks in which something is not as in the running one."""
+        self.left &= same
+
+    def decide(self, truth: bool, others: np.ndarray) -> bool:
+        """A decision; the blocks that decide otherwise are dropped."""
+        self.left &= others == truth
+        return truth
+
+    def alone(self) -> None:
+        """No other block is known to be like the running one."""
+        self.left[:] = False
+        self.left[self.number] = True
+
+    def leaked(self, what: str) -> None:
+        """Something cannot be followed."""
+        if self.active:
+            raise Unprovable(what)
+
+    def element(self, array, at, code) -> int:
+        """Note an access at element `at` of `array.flat`; the element in the running block."""
+        if at.__class__ is not PerBlock:
+            return at
+        shift = (at.others - at.plain) * array.itemsize
+        if array.memory.space == "shared":
+            self.left &= shift == 0
+            return at.plain
+        key = (code, array.memory.base)
+        first, known = self._shifts.setdefault(key, (at.plain, shift))
+        if known is not shift:
+            self.left &= shift == known
+        if first != at.plain:
+            self.left &= shift % SECTOR_BYTES == 0
+        return at.plain
+
+    def loaded(self, array, at, value):
+        """An integer read at element `at`, as it is in all blocks."""
+        if at.__class__ is not PerBlock:
+            return value
+        everything = array.flat()
+        others = everything[np.clip(at.others, 0, len(everything) - 1)].astype(np.int64)
+        return PerBlock(value, others, self)
+
+    def stored(self, value) -> None:
+        """An integer goes to memory, from where it would come back as a plain one."""
+        if value.__class__ is PerBlock:
+            self.leaked("an integer in memory that depends on blockIdx")
+
+    def updated(self, array, at, code) -> int:
+        """Note an atomic operation; the element in the running block."""
+        if array.memory.space == "global" and array.dtype.kind in "iu":
+            self.leaked("an atomic operation on integers in global memory")
+        return self.element(array, at, code)
+
+    def by_data(self, test, accesses: bool = True):
+        """The condition of a branch: numbers from memory must not decide about accesses."""
+        if isinstance(test, np.bool_):
+            if accesses:
+                self.leaked("a branch with accesses depends on floating-point numbers")
+            self.by_numbers = True
+        return test

@@ -1,0 +1,88 @@
+"""Runs one block of each class of blocks that are alike, and counts it for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .alike import Alike, Sampled, Unprovable
+from .counts import Counter
+
+
+class Sample:
+    """A launch, traced by representatives.
+
+    Parameters
+    ----------
+    launch : Launch
+    kernel : function
+        The rewritten kernel.
+    values : list
+        Its arguments.
+    """
+
+    def __init__(self, launch, kernel, values):
+        self.launch, self.kernel, self.values = launch, kernel, values
+        self.times = launch.functions.flops.times
+
+    def run(self, counter: Counter, alike: Alike) -> tuple[int, list]:
+        """Trace into `counter`: the number of blocks that ran, and the classes.
+
+        If blocks cannot be told to be alike, all of them run, and the classes are the reason.
+        """
+        before = [memory.data.copy() for memory in self.launch.globals.memories]
+        try:
+            if self.launch.functions.fenced:
+                raise Unprovable("the kernel orders blocks by fences")
+            return self._by_class(counter, alike)
+        except Unprovable as error:
+            reason = str(error)
+        alike.active = False
+        for memory, data in zip(self.launch.globals.memories, before, strict=True):
+            memory.data[:] = data
+        self.times[:] = [0] * len(self.times)
+        counter.clear()
+        for number in range(len(alike.left)):
+            self._block(counter, number, alike.index(number))
+        return len(alike.left), [f"every block ran: {reason}"]
+
+    def _block(self, counter, number, index) -> None:
+        counter.barriers += self.launch.run_block(self.kernel, self.values, counter, number, index)
+
+    def _by_class(self, counter: Counter, alike: Alike) -> tuple[int, list]:
+        left, found, ran = np.ones(len(alike.left), bool), [], 0
+        while left.any():
+            first = int(np.argmax(left))
+            mine, flops = self._traced(first, alike.begin(first, left))
+            members = np.flatnonzero(alike.left)
+            checked = None
+            if len(members) > 1:
+                last = int(members[-1])
+                checked = alike.index(last)
+                again, flops_again = self._traced(last, checked)
+                if not (mine.same(again) and (alike.by_numbers or flops == flops_again)):
+                    raise Unprovable(
+                        f"blocks {alike.index(first)} and {checked} were taken to be alike and "
+                        "were not"
+                    )
+            ran += 1 + (checked is not None)
+            left[members] = False
+            counter.add_times(mine, len(members))
+            for number, times in enumerate(flops):
+                self.times[number] += times * len(members)
+            found.append(Sampled(alike.index(first), checked, len(members)))
+        if alike.by_numbers:
+            found.append(
+                "operations in branches that depend on data are counted as in the blocks that ran"
+            )
+        return ran, found
+
+    def _traced(self, number: int, index) -> tuple[Counter, list[int]]:
+        """Counts and operations of one block alone."""
+        known = list(self.times)
+        mine: Any = Counter(self.launch.runtime.log, self.launch.memories)
+        self._block(mine, number, index)
+        flops = [now - then for now, then in zip(self.times, known, strict=True)]
+        self.times[:] = known
+        return mine, flops
