@@ -1,0 +1,117 @@
+"""Load sectors that Nsight Compute counts for ``cp.async``, measured for patterns of addresses.
+
+Each case is one warp with one 16-byte copy a lane from global to shared memory; a launch a case.
+Needs a GPU and ncu. Writes results/copy_sectors.json, which the rule of the thread runner is held
+against.
+
+    python benchmarks/copy_sectors.py [results.json]
+"""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results" / "copy_sectors.json"
+CASES = 240
+SPACE = 1 << 17
+"""16-byte pieces of global memory that sources lie in."""
+METRICS = {
+    "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "set_conflicts": "l1tex__t_set_conflicts_pipe_lsu_mem_global_op_ld.sum",
+    "set_accesses": "l1tex__t_set_accesses_pipe_lsu_mem_global_op_ld.sum",
+    "wavefronts": "l1tex__t_output_wavefronts_pipe_lsu_mem_global_op_ld.sum",
+    "copied_sectors": "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
+    "all_copied_sectors": "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
+    "shared_wavefronts": "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
+    "shared_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts.sum",
+}
+
+
+def patterns() -> list[tuple[list[int], list[int]]]:
+    """(source, target) of each lane in pieces of 16 bytes; a source of -1 is no copy."""
+    rng, lane, found = np.random.default_rng(0), np.arange(32), []
+    for case in range(CASES):
+        run = int(rng.choice([2, 4, 8, 8, 8, 16, 32]))
+        pitch = int(rng.choice([8, 16, 32, 64, 128, 512, 24, 40, 20]))
+        target_pitch = int(rng.choice([8, 16, 17, 32, 64, 33, 9]))
+        source = lane // run * pitch + lane % run + 8 * int(rng.integers(0, 64))
+        target = lane // run * target_pitch + lane % run
+        if case % 8 == 5:
+            source = rng.integers(0, 4096, 32 // run).repeat(run) * run + lane % run
+        if case % 8 == 6:
+            source = np.where(lane < rng.integers(1, 32), source, -1)
+        if case % 8 == 7:
+            source = np.where(rng.random(32) < 0.5, source, -1)
+        if case % 16 == 4:
+            target = lane
+        found.append((source.tolist(), target.tolist()))
+    return found
+
+
+def run_on_gpu() -> None:
+    """Launch every case, where ncu looks."""
+    from numba import cuda, float32
+
+    from flash_numba.device.ptx import copy16_async, copy_wait_all
+
+    @cuda.jit
+    def copies(memory, places, out):
+        tile = cuda.shared.array(8192, float32, alignment=16)
+        lane = cuda.threadIdx.x
+        source, target = places[0, lane], places[1, lane]
+        if source >= 0:
+            copy16_async(tile, (4 * target,), memory, (4 * source,), True)
+        copy_wait_all()
+        cuda.syncthreads()
+        out[lane] = tile[4 * target]
+
+    memory = cuda.to_device(np.zeros(4 * SPACE, np.float32))
+    out = cuda.to_device(np.zeros(32, np.float32))
+    places = [cuda.to_device(np.array(case)) for case in patterns()]
+    copies[1, 32](memory, places[0], out)
+    cuda.synchronize()
+    cuda.profile_start()
+    for place in places:
+        copies[1, 32](memory, place, out)
+    cuda.synchronize()
+    cuda.profile_stop()
+
+
+def main():
+    """Count every case and write the results."""
+    if sys.argv[1:] == ["--run"]:
+        run_on_gpu()
+        return
+    from common import machine
+
+    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
+    command += ["--profile-from-start", "off", "--metrics", ",".join(METRICS.values())]
+    result = subprocess.run(
+        [*command, sys.executable, __file__, "--run"], capture_output=True, text=True
+    )
+    lines = result.stdout.splitlines()
+    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
+    if not first:
+        raise RuntimeError(result.stdout[-2000:] + result.stderr[-2000:])
+    rows = list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
+    cases = [
+        {
+            "source": source,
+            "target": target,
+            **{name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()},
+        }
+        for (source, target), row in zip(patterns(), rows, strict=True)
+    ]
+    path = Path(sys.argv[1]) if sys.argv[1:] else RESULTS
+    path.write_text(json.dumps({"machine": machine(), "cases": cases}) + "\n")
+    print(len(cases), "cases counted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Which kernels are counted on a GPU, on which problems; add a row to `CASES` to add a kernel.
+
+A case is one pass of one rung on one problem: a few launches. `launches` lists them as a GPU of
+compute capability 9.0 gets them, over host memory laid out as on the GPU, without a GPU: this is
+what the thread runner traces, and what the counters of `counters.py` are compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flash_numba import ladder
+from flash_numba.arrays import DeviceArray
+from flash_numba.problem import DTYPES, Problem
+
+COMPUTE_CAPABILITY = (9, 0)
+
+
+class Case(NamedTuple):
+    """A pass to count.
+
+    Attributes
+    ----------
+    rung : str
+        Name of a rung of the ladder.
+    direction : "forward" or "backward"
+    kind : str
+        What is special about the problem.
+    problem : dict
+        Arguments of `Problem`.
+    traced : bool
+        Whether the thread runner can trace it in seconds; else only its DRAM traffic is looked at.
+    """
+
+    rung: str
+    direction: str
+    kind: str
+    problem: dict[str, Any]
+    traced: bool = True
+
+    @property
+    def name(self) -> str:
+        """``rung-direction-kind``."""
+        return f"{self.rung}-{self.direction}-{self.kind}"
+
+
+def _sizes(seqlen_q, seqlen_k, head_dim, heads, **options) -> dict[str, Any]:
+    return {
+        "seqlen_q": seqlen_q,
+        "seqlen_k": seqlen_k,
+        "head_dim": head_dim,
+        "num_heads": heads,
+        **options,
+    }
+
+
+FULL = _sizes(256, 128, 64, 32)
+CAUSAL = _sizes(256, 256, 64, 16, causal=True)
+TAILS = _sizes(104, 150, 64, 8, num_kv_heads=4, causal=True)
+SHORT = _sizes(64, 128, 64, 2, num_kv_heads=1, causal=True)
+LARGE = _sizes(1024, 1024, 64, 16)
+CASES = [
+    Case("standard", "forward", "full", FULL),
+    Case("standard", "forward", "tails-gqa", TAILS),
+    Case("standard", "backward", "tails-gqa", TAILS),
+    Case("flash1", "forward", "full", FULL),
+    Case("flash1", "forward", "tails-gqa", TAILS),
+    Case("flash1", "forward", "half", FULL | {"dtype": "fp16"}),
+    Case("flash1", "backward", "tails-gqa", TAILS),
+    Case("flash2", "forward", "full", FULL),
+    Case("flash2", "forward", "causal", CAUSAL),
+    Case("flash2", "forward", "tails-gqa", TAILS),
+    Case("flash2", "forward", "half", FULL | {"dtype": "fp16"}),
+    Case("flash2", "forward", "wide", _sizes(128, 64, 128, 16)),
+    Case("flash2", "backward", "short", SHORT),
+    Case("standard", "forward", "large", LARGE, False),
+    Case("flash1", "forward", "large", LARGE, False),
+    Case("flash2", "forward", "large", LARGE, False),
+    Case("flash2", "backward", "large", LARGE, False),
+]
+"""Many heads make the counters large; the runner needs to trace only one block of those alike."""
+
+
+def case_named(name: str) -> Case:
+    """The case of that name."""
+    found = [case for case in CASES if case.name == name]
+    if not found:
+        raise ValueError(f"case must be one of {[case.name for case in CASES]}, got {name!r}")
+    return found[0]
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel over host memory.
+
+    Attributes
+    ----------
+    kernel : Numba dispatcher
+    blocks, threads, shared_bytes : int
+    arguments : tuple
+        NumPy arrays, numbers and nested tuples.
+    """
+
+    kernel: Any
+    blocks: int
+    threads: int
+    shared_bytes: int
+    arguments: tuple
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel's function."""
+        return self.kernel.py_func.__name__
+
+
+class HostMemory:
+    """Host arrays that stand for allocations on a GPU, found again by address."""
+
+    def __init__(self):
+        self.owners: list[np.ndarray] = []
+
+    def array(self, shape, dtype: str, fill=None) -> DeviceArray:
+        """A new array, of random numbers or filled with one."""
+        rng = np.random.default_rng(len(self.owners))
+        numbers = rng.standard_normal(shape, np.float32) if fill is None else np.full(shape, fill)
+        array = numbers.astype(DTYPES[dtype])
+        bits = array.view(np.uint16) if array.itemsize == 2 else array
+        self.owners.append(bits.reshape(-1).view(np.uint8))
+        strides = tuple(array.strides)
+        return DeviceArray(self.owners[-1].ctypes.data, array.shape, strides, dtype)
+
+    def upload(self, array: np.ndarray):
+        """What Numba's ``cuda.to_device`` gives, here."""
+        copy = np.array(array)
+        self.owners.append(copy.reshape(-1).view(np.uint8))
+        return copy
+
+    def bytes_at(self, pointer: int) -> tuple[np.ndarray, int]:
+        """The allocation that an address lies in, and where in it."""
+        for owner in self.owners:
+            start = pointer - owner.ctypes.data
+            if 0 <= start < max(owner.size, 1):
+                return owner, start
+        raise LookupError(f"no allocation holds address {pointer:#x}")
+
+    def seen(self, argument):
+        """An argument of a kernel with its memory, as the thread runner takes it."""
+        if isinstance(argument, float):
+            return np.float32(argument)
+        if not isinstance(argument, DeviceArray):
+            return tuple(map(self.seen, argument)) if isinstance(argument, tuple) else argument
+        owner, start = self.bytes_at(argument.pointer)
+        dtype = np.dtype(DTYPES.get(argument.dtype, argument.dtype))
+        stored = np.dtype(np.uint16) if dtype.itemsize == 2 else dtype
+        return np.ndarray(argument.shape, stored, owner.data, start, argument.strides)
+
+    def zero(self, pointer: int, size: int, stream: int = 0) -> None:
+        """What `flash_numba.launch.fill_zero` does."""
+        owner, start = self.bytes_at(pointer)
+        owner[start : start + size] = 0
+
+
+@contextlib.contextmanager
+def _recording(memory: HostMemory, found: list[Launch]) -> Iterator[None]:
+    """Launches of all kernel modules go into `found` instead of to a GPU."""
+
+    def launch(kernel, blocks, threads, shared_bytes, arguments, stream=0):
+        if blocks:
+            seen = tuple(map(memory.seen, arguments))
+            found.append(Launch(kernel, blocks, threads, shared_bytes, seen))
+
+    instead = {
+        "launch": launch,
+        "fill_zero": memory.zero,
+        "compute_capability": lambda: COMPUTE_CAPABILITY,
+    }
+    changed = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("flash_numba.kernels"):
+            for attribute in instead.keys() & vars(module).keys():
+                changed.append((module, attribute, getattr(module, attribute)))
+    try:
+        for module, attribute, _ in changed:
+            setattr(module, attribute, instead[attribute])
+        yield
+    finally:
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
+
+
+def run(case: Case, make, stream: int = 0) -> None:
+    """Run a case.
+
+    Parameters
+    ----------
+    case : Case
+    make : function
+        ``make(shape, dtype, fill)`` gives memory as a `DeviceArray`: random, or filled with `fill`.
+    stream : int
+        CUDA stream handle.
+    """
+    problem = Problem(**case.problem)
+    rung = next(one for one in ladder.RUNGS if one.name == case.rung)
+    functions = rung.functions(case.direction)
+    q, k, v = (make(problem.shapes[name], problem.dtype, None) for name in ("q", "k", "v"))
+    out = make(problem.shapes["o"], problem.dtype, 0)
+    lse = make(problem.shapes["lse"], "fp32", 0)
+    if case.direction == "forward":
+        space = getattr(functions, "forward_workspace", None)
+        memory = () if space is None else (make((sum(space(problem)) // 4,), "fp32", 0),)
+        functions.forward(problem, q, k, v, out, lse, stream, *memory)
+        return
+    dout = make(problem.shapes["o"], problem.dtype, None)
+    gradients = [make(problem.shapes[name], problem.dtype, 0) for name in ("q", "k", "v")]
+    memory = make((-(-sum(functions.workspace(problem)) // 4),), "fp32", 0)
+    functions.backward(problem, q, k, v, out, lse, dout, *gradients, memory, None, stream)
+
+
+def launches(case: Case) -> list[Launch]:
+    """The launches of a case over host memory, in order."""
+    rung = next(one for one in ladder.RUNGS if one.name == case.rung)
+    for module in rung.modules or ():
+        importlib.import_module(module, "flash_numba")
+    memory, found = HostMemory(), []
+    with _recording(memory, found):
+        run(case, memory.array)
+    return found
