@@ -35,7 +35,7 @@ def total(x):
 
 @cache
 def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RESCALE_THRESHOLD):
-    """Rooms ``start``, ``update``, ``rescale`` and ``finish`` of the online softmax.
+    """Rooms ``begin``, ``clear``, ``update``, ``rescale`` and ``finish`` of the online softmax.
 
     Parameters
     ----------
@@ -46,6 +46,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RES
 
     Notes
     -----
+    ``begin(row_max, row_sum)`` and ``clear(acc_o)`` come first.
     ``update(rS, row_max, row_sum, rScale, factor)`` turns scores into weights
     ``2 ** (factor * (S - row_max))`` with `factor` > 0 and says whether `acc_o` must be multiplied
     by `rScale` - ``rescale(acc_o, rScale)`` - before they are used: apart, since `acc_o` may be in
@@ -53,11 +54,16 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RES
     """
 
     @room
-    def start(row_max, row_sum, acc_o):
+    def begin(row_max, row_sum):
         for i in range(ROWS):
             unroll_full()
             row_max[i] = -math.inf
             row_sum[i] = 0
+
+    @room
+    def clear(acc_o):
+        for i in range(ROWS):
+            unroll_full()
             for c in range(out_columns):
                 unroll_full()
                 acc_o[i, c] = 0
@@ -89,7 +95,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RES
             raise_maxima(rTop, row_max, row_sum, rScale, factor)
         for i in range(ROWS):
             unroll_full()
-            shift = larger(row_max[i], types.float32(LOWEST) / factor) * factor
+            shift = larger(row_max[i] * factor, types.float32(LOWEST))
             for j in range(columns):
                 unroll_full()
                 rS[i, j] = exp2(rS[i, j] * factor - shift)
@@ -116,7 +122,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RES
                 acc_o[i, c] *= inverse
             rLse[i] = row_max[i] * factor * types.float32(LN_2) + math.log(divisor)
 
-    return start, update, rescale, finish
+    return begin, clear, update, rescale, finish
 
 
 @cache

@@ -26,8 +26,9 @@ from ..launch import launch, multiprocessors
 from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
-from .hopper_roles import make_consumer, make_producer
-from .hopper_tiles import ALIGNMENT, REGISTERS, HopperTiles, heads_together, hopper_tiles
+from .hopper_consumer import make_consumer
+from .hopper_producer import make_producer
+from .hopper_tiles import ALIGNMENT, REGISTERS, HopperTiles, hopper_tiles
 from .spec import Spec
 
 
@@ -46,9 +47,9 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
     kernel
         ``hopper_forward(q_map, k_map, v_map, o_map, LSE, sizes, scale, factor, mask_aux,
         range_aux, score_aux, lengths, listed, dropout)``: `TensorMap` of (batch, seqlen, heads,
-        columns) tensors, LSE (batch, num_heads, seqlen_q) float32; `sizes` is (seqlen_q,
-        seqlen_k, num_heads, heads a kv head, heads together), `factor` what the exponents
-        are multiplied by: log2(e), times the scale unless `scale_first`.
+        columns) tensors, LSE (batch, num_heads, seqlen_q) float32; `sizes` is (seqlen_k,
+        query heads a kv head), `factor` what the exponents are multiplied by: log2(e), times the
+        scale unless `scale_first`.
 
     Notes
     -----
@@ -60,26 +61,27 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
     produce = make_producer(spec, tiles)
     consume = make_consumer(spec, tiles, scale_first)
     k_at, v_at, o_at = tiles.offsets
-    q_shape, o_shape = (warpgroups, *tiles.q_tile.shape), (warpgroups, *tiles.o_words)
-    k_shape, v_shape = (stages, *tiles.k_tile.shape), (stages, *tiles.v_tile.shape)
-    full_bars = 1 + 2 * stages
-    barriers = 2 * full_bars
+    q_shape = (tiles.q_stages, warpgroups, *tiles.q_tile.shape)
+    k_shape, v_shape = (stages, 1, *tiles.k_tile.shape), (stages, 1, *tiles.v_tile.shape)
+    o_shape = (warpgroups, *tiles.o_words)
+    here_bars = tiles.barriers["q"][1]
+    all_bars = 2 * here_bars
 
     @kernel(tiles.threads, 1)
     def hopper_forward(
         q_map, k_map, v_map, o_map, LSE, sizes, scale, factor,
         mask_aux, range_aux, score_aux, lengths, listed, dropout,
     ):  # fmt: skip
-        bars = cuda.shared.array(barriers, types.uint64)
+        bars = cuda.shared.array(all_bars, types.uint64)
         memory = cuda.shared.array(0, types.uint16, alignment=ALIGNMENT)
         words = cuda.shared.array(0, types.uint32, alignment=ALIGNMENT)
         sQ, sK = shared_tile(memory, 0, q_shape), shared_tile(memory, k_at, k_shape)
         sV, sO = shared_tile(memory, v_at, v_shape), shared_tile(words, o_at // 2, o_shape)
         tid = cuda.threadIdx.x
         if tid == 0:
-            for bar in range(full_bars):
+            for bar in range(here_bars):
                 barrier_init(bars, bar, 1)
-            for bar in range(full_bars, 2 * full_bars):
+            for bar in range(here_bars, all_bars):
                 barrier_init(bars, bar, warpgroups)
             fence_barrier_init()
         cuda.syncthreads()
@@ -121,7 +123,7 @@ def forward_with(tiles: HopperTiles, problem: Problem, q, k, v, out, lse, stream
     if work == 0:
         return None
     scale_first, scale, factor = factors(problem)
-    sizes = problem.seqlen_k, problem.group, heads_together(problem, spec)
+    sizes = problem.seqlen_k, problem.group
     extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n)
     arguments = (*maps, lse, sizes, scale, factor, *extra)
     blocks = min(work, multiprocessors())

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ..device.hopper.layouts import SwizzledTile
 from ..problem import Problem
-from .spec import Spec, padded
+from .spec import padded
 
 ALIGNMENT = 1024
 BARRIER_BYTES = 1024
@@ -29,8 +29,10 @@ class HopperTiles(NamedTuple):
         Consumers; each has 64 query rows.
     stages : int
         Key tiles, and value tiles, that may be in shared memory.
-    own_output : bool
-        O has shared memory of its own; else it takes that of Q, and the next Q must wait for it.
+    q_stages : int
+        Query tiles that may be there.
+    o_panels : int
+        Panels of O that leave at a time.
     panel : int
         Columns of a line in shared memory, 64 or 32.
     """
@@ -40,7 +42,8 @@ class HopperTiles(NamedTuple):
     tile_n: int = 128
     warpgroups: int = 2
     stages: int = 2
-    own_output: bool = True
+    q_stages: int = 2
+    o_panels: int = 1
     panel: int = 64
 
     @property
@@ -75,27 +78,27 @@ class HopperTiles(NamedTuple):
 
     @property
     def o_words(self) -> tuple[int, int, int]:
-        """Shape of a warpgroup's part of O as 32-bit words."""
-        return self.o_tile.panels, 64, self.panel // 2
+        """Shape of what a warpgroup's part of O leaves through, as 32-bit words."""
+        return self.o_panels, 64, self.panel // 2
+
+    @property
+    def barriers(self) -> dict[str, tuple[int, int]]:
+        """For "q", "k", "v": the first of its barriers "is here", and of those "is done with"."""
+        half = self.q_stages + 2 * self.stages
+        first = {"q": 0, "k": self.q_stages, "v": self.q_stages + self.stages}
+        return {name: (number, half + number) for name, number in first.items()}
 
     @property
     def offsets(self) -> tuple[int, int, int]:
         """Where K, V and O begin, in 16-bit elements; Q begins at 0."""
-        k_at = self.warpgroups * self.q_tile.size
-        if not self.own_output:
-            k_at = self.warpgroups * max(self.q_tile.size, self.o_tile.size)
+        k_at = self.q_stages * self.warpgroups * self.q_tile.size
         v_at = k_at + self.stages * self.k_tile.size
-        o_at = v_at + self.stages * self.v_tile.size if self.own_output else 0
-        return k_at, v_at, o_at
+        return k_at, v_at, v_at + self.stages * self.v_tile.size
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        _, v_at, o_at = self.offsets
-        end = v_at + self.stages * self.v_tile.size
-        if self.own_output:
-            end = o_at + self.warpgroups * self.o_tile.size
-        return 2 * end
+        return 2 * (self.offsets[-1] + self.warpgroups * self.o_panels * 64 * self.panel)
 
 
 def hopper_tiles(problem: Problem) -> HopperTiles:
@@ -103,17 +106,11 @@ def hopper_tiles(problem: Problem) -> HopperTiles:
     widest = max(problem.head_dim, problem.head_dim_v)
     panel = 32 if 64 < widest <= 96 else 64
     depth, depth_v = padded(problem.head_dim, panel), padded(problem.head_dim_v, panel)
+    panels = depth_v // panel
     if widest <= 64:
-        return HopperTiles(depth, depth_v, 128, 2, 2, True, panel)
+        return HopperTiles(depth, depth_v, 128, 3, 2, 2, panels, panel)
     if widest <= 128:
-        return HopperTiles(depth, depth_v, 128, 2, 2, True, panel)
+        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
     if widest <= 192:
-        return HopperTiles(depth, depth_v, 96, 2, 2, False, panel)
-    return HopperTiles(depth, depth_v, 80, 2, 2, False, panel)
-
-
-def heads_together(problem: Problem, spec: Spec) -> int:
-    """Heads whose query tiles are mixed in the order of work; see `persistent.make_work`."""
-    if spec.key_range is None:
-        return 1
-    return max(problem.batch * problem.num_heads, 1)
+        return HopperTiles(depth, depth_v, 96, 2, 2, 1, 1, panel)
+    return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel)

@@ -72,3 +72,19 @@ named_arrive = _named(
     barriers.named_arrive,
     "``bar.arrive`` (9.7.13.1): ``named_arrive(number, threads)``, arrive and go on.",
 )
+
+
+@emulated_by(lambda x: x)
+def made_here(typingctx, x):
+    """`x` (an int32), but what follows from it is worked out after this point and not kept ready.
+
+    Without it the compiler computes addresses ahead of a loop and keeps them in registers that are
+    not there.
+    """
+
+    def codegen(context, builder, signature, args):
+        value = as_int32(context, builder, x, args[0])
+        (same,) = assembly(builder, "mov.b32 $0, $1;", [value], [value.type])
+        return same
+
+    return types.int32(x), codegen

@@ -1,0 +1,102 @@
+"""The producer's story: one thread that keeps the copy engine ahead of the consumers."""
+
+from functools import cache
+
+from ..device.hopper.mbarrier import barrier_expect, barrier_wait
+from ..device.hopper.tma import tensor_load
+from ..device.numba_cuda import room, types
+from ..device.unroll import unroll_none
+from .hopper_tiles import HopperTiles
+from .hopper_walk import make_walk
+from .spec import Spec
+
+
+@cache
+def make_next_stage(stages: int):
+    """Room ``next_stage(stage, phase)``: where the next tile lies, and its barriers' parity."""
+
+    @room
+    def next_stage(stage, phase):
+        if stage == stages - 1:
+            return types.int32(0), types.int32(phase ^ 1)
+        return types.int32(stage + 1), phase
+
+    return next_stage
+
+
+@cache
+def make_load(tiles: HopperTiles, name: str):
+    """Room ``load(shared, bars, source, stage, phase, first_row, head, batch)``: one tile of rows.
+
+    Parameters
+    ----------
+    tiles : HopperTiles
+    name : "q", "k" or "v"
+
+    Notes
+    -----
+    `shared` has shape (stages, parts, panels, rows, panel): Q comes in parts, one a consumer.
+    Waits until the consumers are done with what lies there.
+    """
+    tile = {"q": tiles.q_tile, "k": tiles.k_tile, "v": tiles.v_tile}[name]
+    parts = tiles.warpgroups if name == "q" else 1
+    here, done = tiles.barriers[name]
+    size, panels, rows, panel = 2 * parts * tile.size, tile.panels, tile.rows, tiles.panel
+
+    @room
+    def load(shared, bars, source, stage, phase, first_row, head, batch):
+        barrier_wait(bars, done + stage, phase ^ 1)
+        barrier_expect(bars, here + stage, size)
+        for part in range(parts):
+            for p in range(panels):
+                row = first_row + rows * part
+                place = shared[stage, part, p]
+                tensor_load(place, source, panel * p, row, head, batch, bars, here + stage)
+
+    return load
+
+
+@cache
+def make_producer(spec: Spec, tiles: HopperTiles):
+    """Room ``produce(...)`` of the one thread that starts all copies into shared memory.
+
+    K runs one tile ahead of V, as the consumers need it: they multiply Q by the next K tile while
+    they multiply P by this V tile. The next query tile's Q comes as soon as there is room.
+    """
+    tile_m, tile_n = tiles.tile_m, tiles.tile_n
+    turns_of, _, step_of, next_step, _ = make_walk(spec, tile_m, tile_n)
+    next_q, next_kv = make_next_stage(tiles.q_stages), make_next_stage(tiles.stages)
+    load_q, load_k, load_v = (make_load(tiles, name) for name in "qkv")
+
+    @room
+    def produce(sQ, sK, sV, bars, q_map, k_map, v_map, LSE, sizes, range_aux, lengths, listed):
+        keys, group = sizes
+        turns = turns_of(LSE)
+        q_stage = k_stage = v_stage = types.int32(0)
+        q_phase = k_phase = v_phase = types.int32(0)
+        start = types.int32(0)
+        step = step_of(start, turns, start, LSE, keys, range_aux, lengths, listed)
+        if step.turn < turns:
+            first = step.n_block * tile_n
+            load_k(sK, bars, k_map, k_stage, k_phase, first, step.head // group, step.batch)
+            k_stage, k_phase = next_kv(k_stage, k_phase)
+            first = step.m_block * tile_m
+            load_q(sQ, bars, q_map, q_stage, q_phase, first, step.head, step.batch)
+            q_stage, q_phase = next_q(q_stage, q_phase)
+        while step.turn < turns:
+            unroll_none()
+            after = next_step(step, turns, LSE, keys, range_aux, lengths, listed)
+            if after.turn < turns:
+                first = after.n_block * tile_n
+                load_k(sK, bars, k_map, k_stage, k_phase, first, after.head // group, after.batch)
+                k_stage, k_phase = next_kv(k_stage, k_phase)
+            first = step.n_block * tile_n
+            load_v(sV, bars, v_map, v_stage, v_phase, first, step.head // group, step.batch)
+            v_stage, v_phase = next_kv(v_stage, v_phase)
+            if after.turn < turns and after.turn != step.turn:
+                first = after.m_block * tile_m
+                load_q(sQ, bars, q_map, q_stage, q_phase, first, after.head, after.batch)
+                q_stage, q_phase = next_q(q_stage, q_phase)
+            step = after
+
+    return produce

@@ -1,0 +1,130 @@
+"""What the thread runner says of wrong uses of Hopper's instructions, one fault a kernel."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("greenlet")
+
+from flash_numba.device.hopper.layouts import SwizzledTile
+from flash_numba.device.hopper.mbarrier import (
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+)
+from flash_numba.device.hopper.tensor_map import TensorMap
+from flash_numba.device.hopper.tma import map_address, tensor_load
+from flash_numba.device.hopper.warpgroups import named_sync
+from flash_numba.device.hopper.wgmma import make_add_product, make_multiply_tiles, make_wait
+from flash_numba.device.numba_cuda import cuda, kernel, types
+from flash_numba.device.ptx import shared_tile
+from simulator.threads import KernelError, trace
+
+TILE = SwizzledTile(64, 64)
+SHAPE, SIZE, BYTES = TILE.shape, TILE.size, 2 * TILE.size
+
+
+def make_kernel(fault: str):
+    """Two tiles come in, the second where the first was; their products with themselves go out."""
+    multiply = make_multiply_tiles("fp16", TILE, TILE)
+    add = make_add_product("fp16", 64, TILE)
+    wait, wait_both = make_wait(0, 32), make_wait(0, 32, 16)
+    start = 4 if fault == "misaligned" else 0
+    announced = BYTES + {"missing": 16, "too many": -16}.get(fault, 0)
+
+    @kernel(256)
+    def faulty(source, out):
+        bars = cuda.shared.array(2, types.uint64)
+        memory = cuda.shared.array(0, types.uint16, alignment=1024)
+        sA = shared_tile(memory, start, SHAPE)
+        acc = cuda.local.array((2, 16), types.float32)
+        rP = cuda.local.array((4, 4), types.uint32)
+        tid = cuda.threadIdx.x
+        if tid == 0 and fault != "no barrier":
+            barrier_init(bars, 0, 1)
+            barrier_init(bars, 1, 1)
+        cuda.syncthreads()
+        if tid == 128:
+            for tile in range(2):
+                if tile == 1 and fault != "overwrites":
+                    barrier_wait(bars, 1, 0)
+                if fault != "not announced":
+                    barrier_expect(bars, 0, announced)
+                if fault == "arrives twice":
+                    barrier_arrive(bars, 0)
+                    barrier_arrive(bars, 0)
+                tensor_load(sA[0], map_address(source), 0, 64 * tile, 0, 0, bars, 0)
+        if tid >= 128:
+            return
+        for tile in range(2):
+            if fault == "reads early":
+                out[tile, tid, 0] = sA[0, 0, tid % 64]
+            if fault == "mismatched":
+                named_sync(1, 128 if tid < 64 else 96)
+            if fault != "multiplies early":
+                barrier_wait(bars, 0, tile)
+            multiply(acc, sA, sA)
+            if fault == "uses sums":
+                out[tile, tid, 0] = acc[0, 0]
+            if fault == "overwrites sums":
+                acc[0, 0] = 0
+            wait(acc)
+            for k in range(4):
+                for i in range(4):
+                    rP[k, i] = 0
+            add(acc, rP, sA)
+            if fault == "overwrites weights":
+                rP[0, 0] = 1
+            if fault == "releases early" and tid == 0:
+                barrier_arrive(bars, 1)
+            wait_both(acc, rP)
+            if fault not in ("releases early", "never releases") and tid == 0:
+                barrier_arrive(bars, 1)
+            out[tile, tid, 1] = acc[0, 0]
+
+    return faulty
+
+
+def run(fault, blocks=1):
+    source = np.random.default_rng(0).standard_normal((1, 128, 1, 64)).astype(np.float16)
+    out = np.full((2, 128, 2), np.nan, np.float32)
+    arguments = TensorMap(source.view(np.uint16), 64, 64), out
+    trace(make_kernel(fault))[blocks, 256, 0, BYTES + 16](*arguments)
+    return source[0, :, 0].astype(np.float64), out
+
+
+def test_the_sound_kernel():
+    source, out = run("none")
+    for tile in range(2):
+        rows = source[64 * tile : 64 * tile + 64]
+        exact = (rows @ rows.T)[[0, 1, 16], [0, 0, 16]]
+        np.testing.assert_allclose(out[tile, [0, 4, 32], 1][:2], exact[:2], atol=1e-4)
+
+
+FAULTS = {
+    "no barrier": ("barrier", "used before barrier_init"),
+    "not announced": ("deadlock", "0 of 1 arrivals, 8192 bytes more than announced"),
+    "missing": ("deadlock", "1 of 1 arrivals, 16 announced bytes missing"),
+    "too many": ("deadlock", "1 of 1 arrivals, 16 bytes more than announced"),
+    "never releases": ("deadlock", r"bars\[1\], phase 0: 0 of 1 arrivals"),
+    "arrives twice": ("barrier", "one arrival too many"),
+    "mismatched": ("barrier", "is used for 96 threads while"),
+    "misaligned": ("misaligned access", "multiple of 1024"),
+    "reads early": ("race", "tensor_load"),
+    "multiplies early": ("asynchronous copy", "tensor_load"),
+    "overwrites": ("deadlock", "phase 2: 0 of 1 arrivals"),  # two phases on, nobody saw the first
+    "releases early": ("race", "tensor_load"),
+    "uses sums": ("asynchronous copy", "used while the product runs"),
+    "overwrites sums": ("asynchronous copy", "overwritten while the product ran"),
+    "overwrites weights": ("asynchronous copy", "overwritten while the product ran"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault(fault):
+    kind, message = FAULTS[fault]
+    with pytest.raises(KernelError, match=message) as caught:
+        run(fault)
+    assert caught.value.finding.kind == kind
+    assert caught.value.finding.places
