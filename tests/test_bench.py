@@ -193,6 +193,12 @@ def test_truth_is_the_reference(monkeypatch, causal, chunk):
     for name, array in found.items():
         assert array.dtype == torch.float64
         np.testing.assert_allclose(array.numpy(), expected[name], rtol=1e-11, atol=1e-13)
+    sums = truth.head(cell, *(x[0, :, 0] for x in inputs), exact=True, absolute=True)
+    assert all((sums[name] >= found[name].abs() - 1e-12).all() for name in found if name != "lse")
+    weights = np.exp(q[0, :, 0] @ k[0, :, 0].T / 4 - lse[0, 0][:, None])
+    weights = np.tril(weights) if causal else weights
+    expected_sum = weights @ abs(v[0, :, 0])
+    np.testing.assert_allclose(sums["o"].numpy(), expected_sum, rtol=1e-5)
 
 
 def A100():
