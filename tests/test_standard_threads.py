@@ -28,6 +28,13 @@ from flash_numba.problem import Problem  # noqa: E402
 from simulator.run import simulate  # noqa: E402
 
 
+def vectors(array) -> bool:
+    """Whether `launch.allows_vectors` would say so."""
+    steps = [step for step, size in zip(array.strides[:3], array.shape, strict=False) if size > 1]
+    last, item = array.strides[3], array.itemsize
+    return last == item and array.shape[3] % 4 == 0 and all(s % (4 * item) == 0 for s in steps)
+
+
 class Rung:
     """The host side of the rung, on a CPU; `reports` are those of its launches, in order."""
 
@@ -36,7 +43,8 @@ class Rung:
         self.tiles, self.reports = SquareTiles(tile), []
         self.traced = {"order": order, "count": count}
         self.aux = extra(problem)
-        self.flags = problem.key_lengths is not None, problem.dropout_p > 0
+        self.lengths, self.dropout = problem.key_lengths is not None, problem.dropout_p > 0
+        self.vectors = all(map(vectors, (self.q, self.k, self.v)))
         self.scale = np.float32(problem.softmax_scale)
         self.m_blocks = tiling.ceil_div(problem.seqlen_q, tile) * problem.batch * problem.num_heads
         self.n_blocks = tiling.ceil_div(problem.seqlen_k, tile)
@@ -59,17 +67,20 @@ class Rung:
         """S and P; returns lse."""
         p, (mask_aux, _, score_aux, lengths, _, _) = self.problem, self.aux
         lse = blank(p.shapes["lse"])
-        kernel = standard.make_scores(standard.plain_spec(p), self.tiles, bool(slopes))
+        kernel = standard.make_scores(
+            standard.plain_spec(p, self.vectors), self.tiles, bool(slopes)
+        )
         arguments = self.q, self.k, self.S, slopes, self.scale, mask_aux, score_aux, lengths
         self.run(kernel, self.m_blocks * self.n_blocks, p.head_dim, *arguments)
-        kernel = standard.make_softmax(self.tiles, self.flags[0])
+        kernel = standard.make_softmax(self.tiles, self.lengths)
         self.run(kernel, self.m_blocks, 0, self.S, self.P, lse, lengths)
         return lse
 
     def forward(self):
         p, lse = self.problem, self.weights()
         out = blank(p.shapes["o"], self.q.dtype) if p.dtype == "fp32" else self.words("o")
-        kernel = standard_products.make_row_blocks(p.dtype, p.head_dim_v, self.tiles, *self.flags)
+        flags = self.lengths, self.dropout, self.vectors
+        kernel = standard_products.make_row_blocks(p.dtype, p.head_dim_v, self.tiles, *flags)
         arguments = self.P, self.v, out, self.aux[3], self.aux[5]
         self.run(kernel, self.m_blocks, p.head_dim_v, *arguments)
         return {"o": self.numbers(out), "lse": lse}
@@ -95,18 +106,23 @@ class Rung:
         d, dv = p.head_dim, p.head_dim_v
         columns = self.n_blocks * p.batch * p.num_kv_heads
         products, backward = standard_products, standard_backward
-        kernel = products.make_column_blocks(p.dtype, dv, self.tiles, *self.flags)
+        fast = self.vectors and vectors(dout)
+        kernel = products.make_column_blocks(
+            p.dtype, dv, self.tiles, self.lengths, self.dropout, fast
+        )
         self.run(kernel, columns, dv, self.P, dout, found["dv"], lengths, dropout)
-        kernel = backward.make_weight_gradients(p.dtype, dv, self.tiles, *self.flags)
+        kernel = backward.make_weight_gradients(
+            p.dtype, dv, self.tiles, self.lengths, self.dropout, fast
+        )
         pairs = self.m_blocks * self.n_blocks
         self.run(kernel, pairs, dv, dout, self.v, dP, lengths, dropout)
-        flags = self.flags[0], dlse is not None, bool(slopes), False
+        flags = self.lengths, dlse is not None, bool(slopes), False
         kernel = backward.make_score_gradients(self.tiles, *flags)
         given = () if dlse is None else (dlse,)
         self.run(kernel, self.m_blocks, 0, self.P, dP, dS, (), given, self.scale, lengths)
-        kernel = products.make_row_blocks(p.dtype, d, self.tiles, self.flags[0], False)
+        kernel = products.make_row_blocks(p.dtype, d, self.tiles, self.lengths, False, fast)
         self.run(kernel, self.m_blocks, d, dS, self.k, found["dq"], lengths, ())
-        kernel = products.make_column_blocks(p.dtype, d, self.tiles, self.flags[0], False)
+        kernel = products.make_column_blocks(p.dtype, d, self.tiles, self.lengths, False, fast)
         self.run(kernel, columns, d, dS, self.q, found["dk"], lengths, ())
         return {name: self.numbers(array) for name, array in found.items()}
 

@@ -81,7 +81,7 @@ def make_drop_weights(
 
 
 @cache
-def make_drop_tile(active: bool, tile: int, group: int, transposed: bool, threads: int):
+def make_drop_tile(active: bool, tile: int, group: int, threads: int):
     """Room ``drop_tile(sP, first_q, first_k, batch_head, dropout, tid)``: so in shared memory.
 
     Parameters
@@ -90,8 +90,6 @@ def make_drop_tile(active: bool, tile: int, group: int, transposed: bool, thread
         As for `make_drop_weights`.
     tile, group : int
         `sP` is a tile of ``tile`` queries and keys in grouped rows (see `copies`).
-    transposed : bool
-        It is P.T, of shape (tile, tile), instead.
     threads : int
         Threads of the block, all of which take part.
     """
@@ -104,10 +102,7 @@ def make_drop_tile(active: bool, tile: int, group: int, transposed: bool, thread
             while at < tile * tile:
                 q, k = at // tile, at % tile
                 factor = keep_factor(first_q + q, first_k + k, batch_head, dropout)
-                if transposed:
-                    sP[k, q] *= factor
-                else:
-                    sP[q // group, q % group * tile + k] *= factor
+                sP[q // group, q % group * tile + k] *= factor
                 at += threads
 
     return drop_tile

@@ -1,11 +1,13 @@
-"""Copies as plain as can be: an element a thread, and nothing outside of the tensor is touched.
+"""Copies as plain as can be, an element a thread; nothing outside of the tensor is touched.
 
 What a launch reads and writes of each tensor is therefore what the simulator counts, to the
-element. `copies` moves four elements at once, does not wait for a branch, and is faster.
+element. Tiles that lie wholly inside may be read as `copies` does it, four elements at once: it
+does not wait for a branch, and is faster.
 """
 
 from functools import cache
 
+from . import copies
 from .elements import element
 from .numba_cuda import room, types
 from .ptx import store4_global
@@ -16,7 +18,9 @@ PATCH_ROWS, PATCH_COLUMNS = 8, 4
 
 
 @cache
-def make_load_rows(dtype: str, depth: int, rows: int, group: int, threads: int):
+def make_load_rows(
+    dtype: str, depth: int, rows: int, group: int, threads: int, vectors: bool = False
+):
     """Room ``load_rows(sX, gX, first_row, row_stop, tid)``: a tile in grouped rows (see `copies`).
 
     Parameters
@@ -29,6 +33,8 @@ def make_load_rows(dtype: str, depth: int, rows: int, group: int, threads: int):
         Rows of the tile; rows of a group.
     threads : int
         Threads of the block, all of which take part.
+    vectors : bool
+        Copy a tile that lies wholly inside as `copies` does, four elements at once.
 
     Notes
     -----
@@ -37,7 +43,7 @@ def make_load_rows(dtype: str, depth: int, rows: int, group: int, threads: int):
     convert = element(dtype).load
 
     @room
-    def load_rows(sX, gX, first_row, row_stop, tid):
+    def load_part(sX, gX, first_row, row_stop, tid):
         at = types.int64(tid)
         while at < rows * depth:
             row, column = at // depth, at % depth
@@ -46,6 +52,17 @@ def make_load_rows(dtype: str, depth: int, rows: int, group: int, threads: int):
                 x = convert(gX[first_row + row, column])
             sX[row // group, row % group * depth + column] = x
             at += threads
+
+    if not vectors or depth % (4 * copies.LANES):
+        return load_part
+    load_whole = copies.make_load_rows(dtype, depth, depth, rows, group, threads, True, False)
+
+    @room
+    def load_rows(sX, gX, first_row, row_stop, tid):
+        if (first_row + rows <= row_stop) & (depth <= gX.shape[1]):
+            load_whole(sX, gX, first_row, row_stop, tid)
+        else:
+            load_part(sX, gX, first_row, row_stop, tid)
 
     return load_rows
 

@@ -108,6 +108,99 @@ def make_multiply_transposed(
 
 
 @cache
+def make_multiply_rows(tile_rows: int, tile_columns: int, depth: int):
+    """Room ``multiply_rows(rC, sA, sB, row_group, lane)``: ``C = A @ B.T``, both as rows.
+
+    Parameters
+    ----------
+    tile_rows, tile_columns : int
+        Shape of a thread's part of C.
+    depth : int
+        Columns of A and B, a multiple of 4.
+
+    Notes
+    -----
+    `sA` is in grouped rows of `tile_rows`, `sB` in grouped rows of `tile_columns`.
+    """
+    read_a = make_read_row(tile_rows, depth, 0, True)
+    read_b = make_read_row(tile_columns, depth, 0, True)
+
+    @room
+    def multiply_rows(rC, sA, sB, row_group, lane):
+        rA = cuda.local.array((tile_rows, 4), types.float32)
+        rB = cuda.local.array((tile_columns, 4), types.float32)
+        for i in range(tile_rows):
+            unroll_full()
+            for j in range(tile_columns):
+                unroll_full()
+                rC[i, j] = 0
+        d = 0
+        while d < depth:
+            unroll_4()
+            for i in range(tile_rows):
+                unroll_full()
+                read_a(rA, sA, row_group, i, d)
+            for j in range(tile_columns):
+                unroll_full()
+                read_b(rB, sB, lane, j, d)
+            for e in range(4):
+                unroll_full()
+                for j in range(tile_columns):
+                    unroll_full()
+                    for h in range(tile_rows):
+                        unroll_full()
+                        i = h if j % 2 == 0 else tile_rows - 1 - h
+                        rC[i, j] += rA[i, e] * rB[j, e]
+            d += 4
+
+    return multiply_rows
+
+
+@cache
+def make_multiply_add_rows(tile_rows: int, tile_columns: int, lanes: int, inner: int, depth: int):
+    """Room ``multiply_add_rows(rC, sA, sB, row_group, lane)``: ``C += A @ B``, both as rows.
+
+    Parameters
+    ----------
+    tile_rows, tile_columns, lanes, depth
+        As for `make_multiply_add`.
+    inner : int
+        Columns of A and rows of B, a multiple of 4.
+
+    Notes
+    -----
+    `sA` is in grouped rows of `tile_rows`, `sB` in grouped rows of 4.
+    """
+    read_a = make_read_row(tile_rows, inner, 0, True)
+
+    @room
+    def multiply_add_rows(rC, sA, sB, row_group, lane):
+        rA = cuda.local.array((tile_rows, 4), types.float32)
+        rB = cuda.local.array(4, types.float32)
+        r = 0
+        while r < inner:
+            unroll_none()
+            for i in range(tile_rows):
+                unroll_full()
+                read_a(rA, sA, row_group, i, r)
+            for e in range(4):
+                unroll_full()
+                for c in range(0, tile_columns, 4):
+                    unroll_full()
+                    at = e * depth + 4 * lane + lanes * c
+                    rB[0], rB[1], rB[2], rB[3] = load4(sB, (r // 4, at))
+                    for j in range(4):
+                        unroll_full()
+                        for h in range(tile_rows):
+                            unroll_full()
+                            i = h if j % 2 == 0 else tile_rows - 1 - h
+                            rC[i, c + j] += rA[i, e] * rB[j]
+            r += 4
+
+    return multiply_add_rows
+
+
+@cache
 def make_multiply_add(tile_rows: int, tile_columns: int, lanes: int, group: int, depth: int):
     """Room ``multiply_add(rC, sA, sB, rows, row_group, lane)``: ``C += A @ B``.
 

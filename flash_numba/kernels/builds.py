@@ -185,19 +185,22 @@ def _standard(problem: Problem, build: Build):
         kernel = standard.make_softmax(tiles, lengths)
         arguments, used = (matrix, matrix, vector), ("lengths",)
     elif name == "O":
-        kernel, arguments = make_row_blocks(*product, spec.has_dropout), (matrix, four, four)
+        kernel, arguments = make_row_blocks(*product, spec.has_dropout, True), (matrix, four, four)
     elif name == "dV":
-        kernel, arguments = make_column_blocks(*product, spec.has_dropout), (matrix, four, four)
+        kernel, arguments = (
+            make_column_blocks(*product, spec.has_dropout, True),
+            (matrix, four, four),
+        )
     elif name == "dP":
-        kernel = standard_backward.make_weight_gradients(*product, spec.has_dropout)
+        kernel = standard_backward.make_weight_gradients(*product, spec.has_dropout, True)
         arguments = (four, four, matrix)
     elif name == "dS":
         kernel = standard_backward.make_score_gradients(
             tiles, lengths, True, bool(spec.changes), False
         )
-        arguments, used = (matrix, matrix, matrix, (vector,), 1.0), ("lengths",)
+        arguments, used = (matrix, matrix, matrix, (), (vector,), 1.0), ("lengths",)
     else:
-        kernel, arguments = make_row_blocks(*product, False), (matrix, four, four)
+        kernel, arguments = make_row_blocks(*product, False, True), (matrix, four, four)
     return kernel, (tiles.tile, tiles.tile), shared_bytes, arguments, used
 
 

@@ -25,7 +25,7 @@ from ..device.scores import (
 from ..device.tile_softmax import finite
 from ..device.unroll import unroll_full
 from ..device.warp_rows import WARP, softmax_of_row
-from ..launch import compute_capability, launch, shared_limit
+from ..launch import allows_vectors, compute_capability, launch, shared_limit
 from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
@@ -58,7 +58,7 @@ def make_scores(spec: Spec, tiles: SquareTiles, with_slopes: bool = False):
     """
     tile, tn = tiles.tile, tiles.thread_n
     keys_of = make_keys_of(spec.has_lengths)
-    pair_of, scores = make_pair_product(spec.dtype, spec.head_dim, tiles)
+    pair_of, scores = make_pair_product(spec.dtype, spec.head_dim, tiles, spec.vectors)
     scale_scores = make_scale_scores(False, THREAD_ROWS, tn)
     change_scores = make_change_scores(spec.changes, THREAD_ROWS, tn)
     derivatives = spec.derivatives if with_slopes else ()
@@ -170,7 +170,8 @@ def forward(problem: Problem, q, k, v, out, lse, stream: int = 0, memory=None):
     *_, lengths, _, dropout = extra_arguments(problem, tiles.tile, tiles.tile)
     has_lengths, has_dropout = problem.key_lengths is not None, problem.dropout_p > 0
     width = problem.head_dim_v
-    row_blocks = make_row_blocks(problem.dtype, width, tiles, has_lengths, has_dropout)
+    vectors = allows_vectors(v) and allows_vectors(out)
+    row_blocks = make_row_blocks(problem.dtype, width, tiles, has_lengths, has_dropout, vectors)
     blocks = problem.batch * problem.num_heads * ceil_div(problem.seqlen_q, tiles.tile)
     arguments = P, v, out, lengths, dropout
     launch(row_blocks, blocks, tiles.threads, tiles.shared_bytes(width), arguments, stream)
@@ -183,7 +184,8 @@ def launch_weights(problem: Problem, q, k, S, P, lse, slopes: tuple, stream: int
     heads = problem.batch * problem.num_heads
     m_blocks = ceil_div(problem.seqlen_q, tiles.tile)
     n_blocks = ceil_div(problem.seqlen_k, tiles.tile)
-    scores = make_scores(plain_spec(problem), tiles, bool(slopes))
+    vectors = allows_vectors(q) and allows_vectors(k)
+    scores = make_scores(plain_spec(problem, vectors), tiles, bool(slopes))
     arguments = q, k, S, slopes, problem.softmax_scale, mask_aux, score_aux, lengths
     shared_bytes = tiles.shared_bytes(problem.head_dim)
     launch(scores, heads * m_blocks * n_blocks, tiles.threads, shared_bytes, arguments, stream)
@@ -191,9 +193,9 @@ def launch_weights(problem: Problem, q, k, S, P, lse, slopes: tuple, stream: int
     launch(softmax, heads * m_blocks, tiles.threads, 0, (S, P, lse, lengths), stream)
 
 
-def plain_spec(problem: Problem) -> Spec:
+def plain_spec(problem: Problem, vectors: bool) -> Spec:
     """The specification of a problem for kernels that skip no tile."""
-    spec = Spec.of(problem, False)
+    spec = Spec.of(problem, vectors)
     return spec._replace(key_range=None, exact=True, has_list=False)
 
 

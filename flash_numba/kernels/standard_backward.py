@@ -18,7 +18,7 @@ from ..device.numba_cuda import cuda, kernel, room, types
 from ..device.plain_copies import make_store_matrix
 from ..device.schedule import block_of, make_keys_of
 from ..device.warp_rows import WARP, sum_of_warp
-from ..launch import launch
+from ..launch import allows_vectors, launch
 from ..problem import Problem
 from ..scores import check_differentiable
 from ..tiling import ceil_div
@@ -35,7 +35,12 @@ from .standard_tiles import THREAD_ROWS, SquareTiles, matrix, matrix_bytes
 
 @cache
 def make_weight_gradients(
-    dtype: str, head_dim_v: int, tiles: SquareTiles, has_lengths: bool, has_dropout: bool
+    dtype: str,
+    head_dim_v: int,
+    tiles: SquareTiles,
+    has_lengths: bool,
+    has_dropout: bool,
+    vectors: bool,
 ):
     """The dP kernel.
 
@@ -51,7 +56,7 @@ def make_weight_gradients(
     """
     tile, tn = tiles.tile, tiles.thread_n
     keys_of = make_keys_of(has_lengths)
-    pair_of, product = make_pair_product(dtype, head_dim_v, tiles)
+    pair_of, product = make_pair_product(dtype, head_dim_v, tiles, vectors)
     drop_weights = make_drop_weights(has_dropout, THREAD_ROWS, tn)
     store = make_store_matrix(THREAD_ROWS, tn)
 
@@ -180,11 +185,14 @@ def backward(
 
     d, dv_columns, dtype = problem.head_dim, problem.head_dim_v, problem.dtype
     if dv is not None:
-        kernel = make_column_blocks(dtype, dv_columns, tiles, has_lengths, has_dropout)
-        run(kernel, columns, dv_columns, P, dout, DeviceArray.of(dv), lengths, dropout)
+        dv = DeviceArray.of(dv)
+        flags = has_lengths, has_dropout, allows_vectors(dout) and allows_vectors(dv)
+        kernel = make_column_blocks(dtype, dv_columns, tiles, *flags)
+        run(kernel, columns, dv_columns, P, dout, dv, lengths, dropout)
     if dq is None and dk is None and not numbers:
         return
-    kernel = make_weight_gradients(dtype, dv_columns, tiles, has_lengths, has_dropout)
+    flags = has_lengths, has_dropout, allows_vectors(dout) and allows_vectors(v)
+    kernel = make_weight_gradients(dtype, dv_columns, tiles, *flags)
     run(kernel, heads * m_blocks * n_blocks, dv_columns, dout, v, dP, lengths, dropout)
     flags = dlse is not None, bool(slopes), bool(numbers)
     kernel = make_score_gradients(tiles, has_lengths, *flags)
@@ -202,9 +210,11 @@ def backward(
         lengths,
     )
     if dq is not None:
-        kernel = make_row_blocks(dtype, d, tiles, has_lengths, False)
-        run(kernel, rows, d, dS, k, DeviceArray.of(dq), lengths, ())
+        dq = DeviceArray.of(dq)
+        flags = has_lengths, False, allows_vectors(k) and allows_vectors(dq)
+        run(make_row_blocks(dtype, d, tiles, *flags), rows, d, dS, k, dq, lengths, ())
     if dk is not None:
-        kernel = make_column_blocks(dtype, d, tiles, has_lengths, False)
-        run(kernel, columns, d, dS, q, DeviceArray.of(dk), lengths, ())
+        dk = DeviceArray.of(dk)
+        flags = has_lengths, False, allows_vectors(q) and allows_vectors(dk)
+        run(make_column_blocks(dtype, d, tiles, *flags), columns, d, dS, q, dk, lengths, ())
     launch_aux_gradients(problem, q, k, v, dout, own_lse, delta, d_aux, at_aux, stream)

@@ -10,15 +10,20 @@ from ..device.copies import make_store_rows
 from ..device.dropout import make_drop_tile
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, room, types
-from ..device.plain_copies import make_load_rows, make_load_transposed
-from ..device.products import make_multiply_add, make_multiply_transposed, make_place
+from ..device.plain_copies import make_load_rows
+from ..device.products import (
+    make_multiply_add,
+    make_multiply_add_rows,
+    make_multiply_rows,
+    make_place,
+)
 from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_keys_of
 from .standard_tiles import LANES, THREAD_ROWS, SquareTiles
 
 
 @cache
-def make_pair_product(dtype: str, columns: int, tiles: SquareTiles):
+def make_pair_product(dtype: str, columns: int, tiles: SquareTiles, vectors: bool):
     """Rooms ``pair_of`` and ``pair_product`` of a kernel with a block for each tile of a matrix.
 
     ``pair_of(batch_heads, seqlen_q, seqlen_k) -> (batch_head, m_block, n_block)`` says which tile
@@ -27,10 +32,11 @@ def make_pair_product(dtype: str, columns: int, tiles: SquareTiles):
     """
     tile, tn, threads, depth = tiles.tile, tiles.thread_n, tiles.threads, tiles.depth(columns)
     place = make_place(LANES)
-    load_a = make_load_transposed(dtype, depth, tile, threads)
-    load_b = make_load_rows(dtype, depth, tile, tn, threads)
-    multiply = make_multiply_transposed(THREAD_ROWS, tn, depth)
-    a_shape, b_shape, b_at = (depth, tile), (LANES, tn * depth + 4), depth * tile
+    load_a = make_load_rows(dtype, depth, tile, THREAD_ROWS, threads, vectors)
+    load_b = make_load_rows(dtype, depth, tile, tn, threads, vectors)
+    multiply = make_multiply_rows(THREAD_ROWS, tn, depth)
+    a_shape, b_shape = (tile // THREAD_ROWS, THREAD_ROWS * depth + 4), (LANES, tn * depth + 4)
+    b_at = a_shape[0] * a_shape[1]
 
     @room
     def pair_of(batch_heads, seqlen_q, seqlen_k):
@@ -54,31 +60,37 @@ def make_pair_product(dtype: str, columns: int, tiles: SquareTiles):
 
 @cache
 def make_row_blocks(
-    dtype: str, columns: int, tiles: SquareTiles, has_lengths: bool, has_dropout: bool
+    dtype: str,
+    columns: int,
+    tiles: SquareTiles,
+    has_lengths: bool,
+    has_dropout: bool,
+    vectors: bool,
 ):
     """Kernel ``row_blocks(A, B, Out, lengths, dropout)``: ``Out_i = sum_j A_ij B_j``.
 
     O = P V and dQ = dS K; a block owns a query tile. B has kv heads, Out query heads, both `dtype`
-    elements and `columns` columns. With `has_dropout` weights of A are dropped.
+    elements and `columns` columns. With `has_dropout` weights of A are dropped; `vectors` says that
+    B and Out allow four elements at once.
 
     Notes
     -----
     Reads A once and B once a query tile, writes Out once.
     """
-    tile, group, threads = tiles.tile, tiles.thread_n, tiles.threads
+    tile, threads = tiles.tile, tiles.threads
     depth = tiles.depth(columns)
     thread_columns = depth // LANES
 
     place = make_place(LANES)
     keys_of = make_keys_of(has_lengths)
-    load_a = make_load_transposed("fp32", tile, tile, threads)
-    load_b = make_load_rows(dtype, depth, tile, group, threads)
-    drop_tile = make_drop_tile(has_dropout, tile, group, True, threads)
+    load_a = make_load_rows("fp32", tile, tile, THREAD_ROWS, threads, True)
+    load_b = make_load_rows(dtype, depth, tile, 4, threads, vectors)
+    drop_tile = make_drop_tile(has_dropout, tile, THREAD_ROWS, threads)
     clear = make_clear(THREAD_ROWS, thread_columns)
-    add_product = make_multiply_add(THREAD_ROWS, thread_columns, LANES, group, depth)
-    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, False)
-    b_at = tile * tile
-    square, grouped, b_shape = (tile, tile), (LANES, group * tile), (LANES, group * depth + 4)
+    add_product = make_multiply_add_rows(THREAD_ROWS, thread_columns, LANES, tile, depth)
+    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, vectors)
+    a_shape = (tile // THREAD_ROWS, THREAD_ROWS * tile + 4)
+    b_shape, b_at = (tile // 4, 4 * depth + 4), tile * tile + tile // THREAD_ROWS * 4
 
     @kernel(threads)
     def row_blocks(A, B, Out, lengths, dropout):
@@ -92,17 +104,16 @@ def make_row_blocks(
         first_q = m_block * tile
 
         memory = cuda.shared.array(0, types.float32)
-        sAT, sA = shared_tile(memory, 0, square), shared_tile(memory, 0, grouped)
-        sB = shared_tile(memory, b_at, b_shape)
+        sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
         acc = cuda.local.array((THREAD_ROWS, thread_columns), types.float32)
         clear(acc)
         first_k = 0
         while first_k < seqlen_k:
-            load_a(sAT, A[batch, head, :, first_k:seqlen_k], first_q, seqlen_q, tid)
+            load_a(sA, A[batch, head, :, first_k:seqlen_k], first_q, seqlen_q, tid)
             load_b(sB, gB, first_k, seqlen_k, tid)
-            drop_tile(sAT, first_q, first_k, batch_head, dropout, tid)
+            drop_tile(sA, first_q, first_k, batch_head, dropout, tid)
             cuda.syncthreads()
-            add_product(acc, sA, sB, tile, row_group, lane)
+            add_product(acc, sA, sB, row_group, lane)
             cuda.syncthreads()
             first_k += tile
         row = first_q + row_group * THREAD_ROWS
@@ -113,7 +124,12 @@ def make_row_blocks(
 
 @cache
 def make_column_blocks(
-    dtype: str, columns: int, tiles: SquareTiles, has_lengths: bool, has_dropout: bool
+    dtype: str,
+    columns: int,
+    tiles: SquareTiles,
+    has_lengths: bool,
+    has_dropout: bool,
+    vectors: bool,
 ):
     """Kernel ``column_blocks(A, B, Out, lengths, dropout)``: ``Out_j = sum_i A_ijᵀ B_i``.
 
@@ -130,12 +146,12 @@ def make_column_blocks(
 
     place = make_place(LANES)
     keys_of = make_keys_of(has_lengths)
-    load_a = make_load_rows("fp32", tile, tile, group, threads)
-    load_b = make_load_rows(dtype, depth, tile, group, threads)
-    drop_tile = make_drop_tile(has_dropout, tile, group, False, threads)
+    load_a = make_load_rows("fp32", tile, tile, group, threads, True)
+    load_b = make_load_rows(dtype, depth, tile, group, threads, vectors)
+    drop_tile = make_drop_tile(has_dropout, tile, group, threads)
     clear = make_clear(THREAD_ROWS, thread_columns)
     add_product = make_multiply_add(THREAD_ROWS, thread_columns, LANES, group, depth)
-    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, False)
+    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, vectors)
     a_shape, b_shape = (LANES, group * tile + 4), (LANES, group * depth + 4)
     b_at = LANES * (group * tile + 4)
 

@@ -38,8 +38,9 @@ class SquareTiles(NamedTuple):
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory of a block of the product kernels, the most that any needs."""
-        rows = self.tile * self.depth(head_dim) + 4 * LANES
-        return 4 * (rows + max(rows, self.tile * self.tile + 4 * LANES))
+        gaps = max(self.tile, 4 * LANES)  # of grouped rows
+        depth = self.depth(head_dim)
+        return 4 * (self.tile * depth + gaps + self.tile * max(depth, self.tile) + gaps)
 
     @property
     def sums_bytes(self) -> int:
