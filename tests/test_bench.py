@@ -133,6 +133,7 @@ def test_bytes_are_those_of_the_closed_form(monkeypatch, tmp_path, device):
 def test_contenders_take_turns(monkeypatch, tmp_path, device):
     bench(monkeypatch, tmp_path, Counted(), "--dtype", "fp32", "--direction", "forward")
     names, each = ["fake", "torch_flash", "torch_math"], {"fake": 20, "torch_flash": 40}
+    assert device.order.pop(0) == ("fake", 1)
     once, *rounds = (device.order[at : at + 3] for at in range(0, len(device.order) // 2, 3))
     assert once == [(name, 1) for name in names]
     for number, found in enumerate(rounds):
@@ -171,6 +172,13 @@ def test_memory_that_is_not_there_is_no_error(monkeypatch, tmp_path, device):
     assert run.exit_code == 0
     assert {row["direction"] for row in found["rows"]} == {"forward"}
     assert {entry["why"] for entry in found["left_out"]} == {"out of memory"}
+
+
+def test_a_call_longer_than_the_budget_is_left_out(monkeypatch, tmp_path, device):
+    run, found = bench(monkeypatch, tmp_path, Counted(), "--dtype", "fp32", "--budget", "0.0004")
+    assert run.exit_code == 0
+    assert not found["rows"]
+    assert "not timed: fake: a call takes longer than 0.0004 s (4 cells)" in run.stdout
 
 
 @pytest.mark.parametrize("chunk", [1 << 25, 7 * 40], ids=["whole", "chunks"])

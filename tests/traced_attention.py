@@ -104,10 +104,10 @@ def check(problem, got, want):
 
 
 def moved(reports, array: str) -> tuple[int, int]:
-    """Elements of a tensor in global memory that launches read and wrote."""
+    """Elements of a tensor of 4-byte numbers in global memory that launches read and wrote."""
     array = "dLSE[0]" if array == "dLSE" else array  # it comes in a tuple
     counts = [
-        [report.count("global", operation, array).lanes for report in reports]
+        [report.count("global", operation, array).bytes // 4 for report in reports]
         for operation in ("load", "store")
     ]
     return sum(counts[0]), sum(counts[1])

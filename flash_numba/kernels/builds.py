@@ -170,7 +170,8 @@ def _flash1(problem: Problem, build: Build):
 
 
 def _standard(problem: Problem, build: Build):
-    spec, d, limit = standard.plain_spec(problem), build.head_dim, shared_limit(build.cc[:2])
+    spec, d = standard.plain_spec(problem, True), build.head_dim
+    limit = shared_limit(build.cc[:2])
     tiles = square_tiles(d, d, limit)
     four, matrix, vector = _array(build.dtype, 4), _array("fp32", 4), _array("fp32", 3)
     name = build.direction.split()[1]

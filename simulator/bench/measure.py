@@ -69,8 +69,8 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
         The one just measured.
     found : dict
         Of all cells so far, growing:
-        "rows"; "left_out", what a rung does not take or has no memory for; "wrong", kernels that
-        failed or whose result was wrong. Each of the latter is a dict of rung, cell and why.
+        "rows"; "left_out", what a rung does not take, or has no memory or time for; "wrong", kernels
+        that failed or whose result was wrong. Each of the latter is a dict of rung, cell and why.
     """
     found: dict[str, list] = {"rows": [], "left_out": [], "wrong": []}
     for cell in options.cells():
@@ -82,6 +82,10 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
                 continue
             try:
                 racing[rung] = ours(rung, cell, inputs, gpu.stream)
+                if gpu.milliseconds(racing[rung], 1) > 1000 * options.budget_s:
+                    del racing[rung]
+                    why = f"a call takes longer than {options.budget_s:g} s"
+                    found["left_out"].append(entry | {"why": why})
             except Exception as error:
                 short = "out of memory" in str(error).lower()
                 why = "out of memory" if short else f"{type(error).__name__}: {error}"
