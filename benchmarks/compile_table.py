@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flash_numba.kernels.builds import Build, all_builds, listed_builds, prepare
 from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release, static_shared_bytes
+from flash_numba.ladder import RUNGS
 from flash_numba.launch import shared_limit
 
 
@@ -39,18 +40,28 @@ def rows(builds: list[Build], jobs: int) -> Iterator[dict]:
             yield row
 
 
+def of_other_rungs(path: Path, rung: str | None) -> list[dict]:
+    """Rows of a table written before that are not of `rung`, to be kept; none if all are made."""
+    if rung is None or not path.exists():
+        return []
+    return [row for row in json.loads(path.read_text())["rows"] if row["rung"] != rung]
+
+
 def main() -> int:
     """Build all, print a line for each, write the table; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--all", action="store_true", help="the whole matrix, not the listed ones")
-    parser.add_argument("--rung", help="of one rung only")
+    parser.add_argument("--rung", help="of one rung only, the others' rows are kept")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     builds = list(all_builds() if options.all else listed_builds())
     builds = [build for build in builds if options.rung in (None, build.rung)]
+    kept = of_other_rungs(options.path, options.rung)
     found = list(rows(builds, options.jobs))
-    options.path.write_text(json.dumps({"ptxas": ptxas_release(), "rows": found}, indent=1) + "\n")
+    order = [rung.name for rung in RUNGS]
+    table = sorted(kept + found, key=lambda row: order.index(row["rung"]))
+    options.path.write_text(json.dumps({"ptxas": ptxas_release(), "rows": table}, indent=1) + "\n")
     failed = [row for row in found if "error" in row]
     print(f"{len(found) - len(failed)} of {len(found)} builds compile and fit")
     return 1 if failed or not found else 0

@@ -69,8 +69,9 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
         The one just measured.
     found : dict
         Of all cells so far, growing:
-        "rows"; "left_out", what a rung does not take, or has no memory or time for; "wrong", kernels
-        that failed or whose result was wrong. Each of the latter is a dict of rung, cell and why.
+        "rows"; "left_out", what a rung does not take or has no memory or time for; "wrong",
+        kernels that failed or whose result was wrong. Each of the latter is a dict of rung, cell
+        and why.
     """
     found: dict[str, list] = {"rows": [], "left_out": [], "wrong": []}
     for cell in options.cells():
