@@ -52,10 +52,13 @@ def test_every_rung_with_kernels_has_their_functions():
 
 
 def test_without_a_gpu_any_problem_finds_a_rung():
-    wide = Problem(3, 5, 300, 7, 2, 6, 2, causal=True, dropout_p=0.1, key_lengths=[3, 5])
-    assert choose(wide, NO_GPU).name == RUNGS[0].name
-    for each in RUNGS:
-        assert choose(wide, NO_GPU, each.name) is each
+    options: dict = {"causal": True, "dropout_p": 0.1, "key_lengths": [3, 5]}
+    for dtype in ("fp32", "fp16", "bf16"):
+        wide = Problem(3, 5, 300, 7, 2, 6, 2, dtype, **options)
+        takes_it = [rung for rung in RUNGS if dtype in rung.dtypes]
+        assert choose(wide, NO_GPU) is takes_it[0]
+        for each in takes_it:
+            assert choose(wide, NO_GPU, each.name) is each
 
 
 # Choosing

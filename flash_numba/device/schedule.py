@@ -5,15 +5,26 @@
 
 from functools import cache
 
-from ..tiling import PARTIAL, SKIPPED, make_key_tiles, make_query_span
+from ..tiling import PARTIAL, SKIPPED, KeyTiles, make_key_tiles, make_query_span
 from .functions import device_function
-from .numba_cuda import cuda, room
+from .numba_cuda import cuda, room, types
 
 
 @cache
 def make_key_tiles_room(key_range, exact: bool):
     """`tiling.make_key_tiles` compiled for kernels."""
     return room(make_key_tiles(device_function(key_range), exact))
+
+
+@room
+def narrowed(visit):
+    """`tiling.KeyTiles` in 32-bit numbers: half the registers."""
+    return KeyTiles(
+        types.int32(visit.start),
+        types.int32(visit.full_start),
+        types.int32(visit.full_stop),
+        types.int32(visit.stop),
+    )
 
 
 @room
@@ -25,6 +36,44 @@ def block_of(batch_heads, blocks):
     """
     index = cuda.blockIdx.x
     return index % batch_heads, blocks - 1 - index // batch_heads
+
+
+@cache
+def make_block_of(rows_first: bool):
+    """Room ``block_of(batch_heads, blocks)`` as `block_of`; with `rows_first` blocks side by side.
+
+    Without a mask all blocks have the same to do, and neighbours that read the same K and V find
+    them in L2.
+    """
+
+    @room
+    def neighbouring_rows(batch_heads, blocks):
+        index = cuda.blockIdx.x
+        return index // blocks, index % blocks
+
+    return neighbouring_rows if rows_first else block_of
+
+
+@cache
+def make_sees_tile(key_range, rows: int, tile_n: int):
+    """Room ``sees_tile(first_q, n_block, seqlen_q, batch, head, aux)``: must a warp visit a tile.
+
+    False if no row of the `rows` from `first_q` on sees a key of the tile, by the mask's
+    `key_range` (None: all keys).
+    """
+    bounds = device_function(key_range)
+
+    @room
+    def sees_tile(first_q, n_block, seqlen_q, batch, head, aux):
+        if first_q >= seqlen_q:
+            return False
+        if bounds is None:
+            return True
+        lo, _ = bounds(batch, head, first_q, aux)
+        _, hi = bounds(batch, head, min(first_q + rows, seqlen_q) - 1, aux)
+        return lo < (n_block + 1) * tile_n and hi > n_block * tile_n
+
+    return sees_tile
 
 
 @cache

@@ -15,7 +15,16 @@ from ..arrays import DeviceArray
 from ..ladder import RUNGS
 from ..launch import argument_types, shared_limit, upload
 from ..problem import Problem
-from . import flash1, flash1_backward, flash2, flash2_backward, standard, standard_backward
+from . import (
+    flash1,
+    flash1_backward,
+    flash2,
+    flash2_backward,
+    standard,
+    standard_backward,
+    tensor_core,
+    tensor_core_tiles,
+)
 from .arguments import extra_values
 from .offline import Resources, assemble, compile_ptx
 from .spec import Spec, backward_tiles, forward_tiles
@@ -94,13 +103,30 @@ def listed_builds() -> Iterator[Build]:
             yield Build("flash2", direction, "fp32", head_dim, "full", (9, 0, "a"))
         for kind in ("window and key lengths", "ALiBi and dropout"):
             yield Build("flash2", direction, "fp32", 64, kind, (9, 0, "a"))
+    yield from _tensor_core_builds()
     yield from _simple_builds()
+
+
+def _tensor_core_builds() -> Iterator[Build]:
+    """Both element types where they are timed, one elsewhere, and the least regular problems."""
+    for cc in ARCHITECTURES:
+        if cc >= (8, 0):
+            for head_dim in (64, 128, 256):
+                yield Build("tensor_core", "forward", "bf16", head_dim, "causal", cc)
+    for head_dim in (64, 128, 192, 256):
+        for kind in ("full", "causal"):
+            yield Build("tensor_core", "forward", "fp16", head_dim, kind, (9, 0, "a"))
+    for head_dim in (64, 128):
+        yield Build("tensor_core", "forward", "bf16", head_dim, "full", (9, 0, "a"))
+        for kind in ("window and key lengths", "ALiBi and dropout"):
+            yield Build("tensor_core", "forward", "fp16", head_dim, kind, (9, 0, "a"))
 
 
 def all_builds() -> Iterator[Build]:
     """Every kernel of every rung: each element type, kind of problem and architecture it is for."""
     for rung in RUNGS:
-        kernels = {"standard": STANDARD}.get(rung.name, ("forward", "backward"))
+        own = {"standard": STANDARD, "tensor_core": ("forward",)}
+        kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
         axes = kernels, rung.dtypes, depths, PROBLEMS, ARCHITECTURES
         for build in itertools.product(*axes) if rung.name in _PREPARE else ():
@@ -155,6 +181,16 @@ def _flash2(problem: Problem, build: Build):
     return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
 
 
+def _tensor_core(problem: Problem, build: Build):
+    spec, cc = Spec.of(problem, True), build.cc[:2]
+    four, vector = _array(build.dtype, 4), _array("fp32", 3)
+    tiles = tensor_core_tiles.forward_tiles(spec, cc, shared_limit(cc))
+    folded = tensor_core_tiles.is_scale_folded(problem)
+    kernel = tensor_core.make_forward(spec, tiles, folded)
+    arguments = (four, four, four, four, vector, 1.0, 1.0)
+    return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
+
+
 def _flash1(problem: Problem, build: Build):
     spec, cc = Spec.of(problem, False), build.cc[:2]
     four, sums, vector = _array(build.dtype, 4), _array("fp32", 4), _array("fp32", 3)
@@ -205,7 +241,12 @@ def _standard(problem: Problem, build: Build):
     return kernel, (tiles.tile, tiles.tile), shared_bytes, arguments, used
 
 
-_PREPARE = {"flash2": _flash2, "flash1": _flash1, "standard": _standard}
+_PREPARE = {
+    "tensor_core": _tensor_core,
+    "flash2": _flash2,
+    "flash1": _flash1,
+    "standard": _standard,
+}
 
 
 def resources(build: Build) -> Resources:

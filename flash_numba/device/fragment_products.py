@@ -1,0 +1,234 @@
+"""Products of tiles by a warp's tensor-core instructions, operands swizzled in shared memory.
+
+A tile of 16-bit elements lies in shared memory row after row, each `pitch` elements long (a
+multiple of 64: 128 bytes, all 32 banks). ``ldmatrix`` reads the same 16-byte chunk of 8
+neighbouring rows at once: 8 rows whose chunks lie one below the other would take the same 4 banks
+and 8 passes. So chunk c of row r is stored at place ``c ^ (r % 8)`` of its 128 bytes: neighbouring
+rows have a chunk in 8 different places, and one pass serves them all. A row written chunk by chunk
+fills all 32 banks as before. A lane's address changes from one step along the row to the next by an
+exclusive or with a constant, and from one step down the rows by an addition.
+
+A warp's part of a result C (16 rows a block, 8 columns a tile) is a register array of a thread's
+own rows and columns: element (i, j) is C's row ``lane // 4 + 8 i``, column
+``2 (lane % 4) + 8 (j // 2) + j % 2``. `ptx_matrix` draws it.
+"""
+
+from functools import cache
+
+from .numba_cuda import room
+from .ptx_matrix import (
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_fp16,
+    pack_bf16,
+    pack_fp16,
+)
+from .ptx_words import store_word
+from .unroll import unroll_full
+
+CHUNK = 8
+"""Elements of 16 bytes."""
+
+
+def pitch_of(depth: int) -> int:
+    """Elements from one row of a swizzled tile to the next."""
+    return -(-depth // 64) * 64
+
+
+@room
+def swizzled(row, column, pitch):
+    """Index of an element of a swizzled tile."""
+    return row * pitch + (column ^ (row % 8 * CHUNK))
+
+
+@room
+def lane_of_rows(lane, pitch):
+    """Where a lane's row of `ldmatrix_x4` begins, for 16 x 16 elements in the order of A.
+
+    Also for B of a product A @ B out of rows of B, by `ldmatrix_x4_trans`: its registers are then
+    two B fragments, (0, 1) and (2, 3), 8 columns apart.
+    """
+    return swizzled(lane % 16, lane // 16 * CHUNK, pitch)
+
+
+@room
+def lane_of_columns(lane, pitch):
+    """The same for B of a product A @ B.T out of 16 rows of B, by `ldmatrix_x4`.
+
+    The registers are two B fragments, (0, 1) and (2, 3), of 8 rows each.
+    """
+    return swizzled(lane // 16 * 8 + lane % 8, lane // 8 % 2 * CHUNK, pitch)
+
+
+@cache
+def make_mma(dtype: str):
+    """Rooms ``accumulate(rC, i, j, a, b)`` and ``pack(low, high)`` for "fp16" or "bf16".
+
+    ``accumulate`` adds the product of an A and a B fragment to rows i, i+1 and columns j, j+1.
+    """
+    multiply = {"fp16": mma_m16n8k16_fp16, "bf16": mma_m16n8k16_bf16}[dtype]
+
+    @room
+    def accumulate(rC, i, j, a, b):
+        c = (rC[i, j], rC[i, j + 1], rC[i + 1, j], rC[i + 1, j + 1])
+        rC[i, j], rC[i, j + 1], rC[i + 1, j], rC[i + 1, j + 1] = multiply(a, b, c)
+
+    return accumulate, {"fp16": pack_fp16, "bf16": pack_bf16}[dtype]
+
+
+@cache
+def make_read_rows(row_blocks: int, depth: int, pitch: int):
+    """Room ``read_rows(rA, shared, a_at)``: all A fragments of a warp's rows, to be kept.
+
+    `rA` has shape (depth // 16, row_blocks, 4); `a_at` is `lane_of_rows` of the first row.
+    """
+
+    @room
+    def read_rows(rA, shared, a_at):
+        for k in range(depth // 16):
+            unroll_full()
+            for m in range(row_blocks):
+                unroll_full()
+                at = (a_at ^ (k * 16 % 64)) + (k * 16 // 64 * 64 + m * 16 * pitch)
+                rA[k, m, 0], rA[k, m, 1], rA[k, m, 2], rA[k, m, 3] = ldmatrix_x4(shared, at)
+
+    return read_rows
+
+
+@cache
+def make_multiply_transposed(
+    dtype: str, row_blocks: int, tile_n: int, depth: int, pitch_a: int, pitch_b: int, kept: bool
+):
+    """Room ``multiply_transposed(rC, rA, shared, a_at, b_at)``: ``C = A @ B.T``.
+
+    Parameters
+    ----------
+    dtype : str
+    row_blocks : int
+        Blocks of 16 rows of A that the warp has.
+    tile_n, depth : int
+        Rows of B, and columns of both; multiples of 16.
+    pitch_a, pitch_b : int
+    kept : bool
+        `rA` holds the fragments of A (`make_read_rows`); else they are read again, a step at a time
+        (`rA` of shape (1, row_blocks, 4)).
+
+    Notes
+    -----
+    `rC` has shape (2 * row_blocks, tile_n // 4); `a_at` is `lane_of_rows` of the warp's first row,
+    `b_at` is `lane_of_columns`.
+    """
+    accumulate, _ = make_mma(dtype)
+    steps = depth // 16
+
+    @room
+    def clear(rC):
+        for i in range(2 * row_blocks):
+            unroll_full()
+            for j in range(tile_n // 4):
+                unroll_full()
+                rC[i, j] = 0
+
+    @room
+    def multiply_transposed(rC, rA, shared, a_at, b_at):
+        clear(rC)
+        for k in range(steps):
+            unroll_full()
+            along, block = k * 16 % 64, k * 16 // 64 * 64
+            slot = k if kept else 0
+            if not kept:
+                for m in range(row_blocks):
+                    unroll_full()
+                    at = (a_at ^ along) + (block + m * 16 * pitch_a)
+                    a = ldmatrix_x4(shared, at)
+                    rA[0, m, 0], rA[0, m, 1], rA[0, m, 2], rA[0, m, 3] = a
+            for n in range(tile_n // 16):
+                unroll_full()
+                b = ldmatrix_x4(shared, (b_at ^ along) + (block + n * 16 * pitch_b))
+                for m in range(row_blocks):
+                    unroll_full()
+                    a = (rA[slot, m, 0], rA[slot, m, 1], rA[slot, m, 2], rA[slot, m, 3])
+                    accumulate(rC, 2 * m, 4 * n, a, (b[0], b[1]))
+                    accumulate(rC, 2 * m, 4 * n + 2, a, (b[2], b[3]))
+
+    return multiply_transposed
+
+
+@cache
+def make_multiply_add(dtype: str, row_blocks: int, tile_n: int, depth: int, pitch: int):
+    """Room ``multiply_add(rC, rP, shared, b_at)``: ``C += P @ B``.
+
+    Parameters
+    ----------
+    dtype, row_blocks
+        As above.
+    tile_n, depth : int
+        Rows and columns of B; multiples of 16.
+    pitch : int
+
+    Notes
+    -----
+    `rP` are the A fragments that `make_pack_weights` makes; `rC` has shape (2 * row_blocks,
+    depth // 4); `b_at` is `lane_of_rows` of B.
+    """
+    accumulate, _ = make_mma(dtype)
+
+    @room
+    def multiply_add(rC, rP, shared, b_at):
+        for k in range(tile_n // 16):
+            unroll_full()
+            for n in range(depth // 16):
+                unroll_full()
+                at = (b_at ^ (n * 16 % 64)) + (n * 16 // 64 * 64 + k * 16 * pitch)
+                b = ldmatrix_x4_trans(shared, at)
+                for m in range(row_blocks):
+                    unroll_full()
+                    a = (rP[k, m, 0], rP[k, m, 1], rP[k, m, 2], rP[k, m, 3])
+                    accumulate(rC, 2 * m, 4 * n, a, (b[0], b[1]))
+                    accumulate(rC, 2 * m, 4 * n + 2, a, (b[2], b[3]))
+
+    return multiply_add
+
+
+@cache
+def make_pack_weights(dtype: str, row_blocks: int, tile_n: int):
+    """Room ``pack_weights(rP, rS)``: a product's C fragments as A fragments of the next one.
+
+    `rS` of shape (2 * row_blocks, tile_n // 4), `rP` uint32 of shape (tile_n // 16, row_blocks, 4).
+    """
+    _, pack = make_mma(dtype)
+
+    @room
+    def pack_weights(rP, rS):
+        for k in range(tile_n // 16):
+            unroll_full()
+            for m in range(row_blocks):
+                unroll_full()
+                for h in range(4):
+                    unroll_full()
+                    i, j = 2 * m + h % 2, 4 * k + h // 2 * 2
+                    rP[k, m, h] = pack(rS[i, j], rS[i, j + 1])
+
+    return pack_weights
+
+
+@cache
+def make_share_rows(dtype: str, row_blocks: int, depth: int, pitch: int):
+    """Room ``share_rows(shared, at, rC, lane)``: a warp's C, rounded, as rows of a swizzled tile.
+
+    `at` is where the warp's first row begins; its lanes may read the rows after
+    ``cuda.syncwarp()``.
+    """
+    _, pack = make_mma(dtype)
+
+    @room
+    def share_rows(shared, at, rC, lane):
+        for i in range(2 * row_blocks):
+            unroll_full()
+            for j in range(0, depth // 4, 2):
+                unroll_full()
+                row, column = lane // 4 + 8 * i, 4 * j + lane % 4 * 2
+                store_word(shared, at + swizzled(row, column, pitch), pack(rC[i, j], rC[i, j + 1]))
+
+    return share_rows

@@ -1,0 +1,230 @@
+"""tensor_core forward: flash2's schedule with both products on the tensor cores, for fp16 and bf16.
+
+What changes from `flash2` is where a warp holds things. Its rows of S and O are fragments in
+registers; P, rounded to 16 bits, is the next product's operand where it stands, and never goes
+through shared memory. K and V arrive by asynchronous copies while the tile before is worked on.
+
+References
+----------
+Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023,
+Algorithm 1.
+"""
+
+import math
+from functools import cache
+
+from ..arrays import DeviceArray
+from ..device.dropout import make_drop_weights
+from ..device.fragment_softmax import make_fragment_softmax
+from ..device.fragments import (
+    lane_of_columns,
+    lane_of_rows,
+    make_multiply_add,
+    make_multiply_transposed,
+    make_pack_weights,
+    make_read_rows,
+    make_share_rows,
+)
+from ..device.numba_cuda import cuda, kernel, types
+from ..device.ptx_copies import copy_commit, copy_wait_group
+from ..device.schedule import (
+    make_block_of,
+    make_key_tiles_room,
+    make_keys_of,
+    make_sees_tile,
+    make_tile_list,
+    narrowed,
+)
+from ..device.scores import (
+    make_change_scores,
+    make_mask_range,
+    make_mask_scores,
+    make_scale_scores,
+)
+from ..device.swizzled_copies import make_load_tile, make_store_tile
+from ..device.unroll import unroll_full, unroll_none
+from ..launch import compute_capability, launch, shared_limit
+from ..problem import Problem
+from ..tiling import ceil_div
+from .arguments import extra_arguments
+from .spec import Spec
+from .tensor_core_tiles import TensorTiles, allows_chunks, forward_tiles, is_scale_folded
+
+LOG2_E = math.log2(math.e)
+
+
+@cache
+def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
+    """The forward kernel of one specialisation.
+
+    Parameters
+    ----------
+    spec : Spec
+        ``spec.vectors``: all rows are whole 16-byte chunks.
+    tiles : TensorTiles
+    folded : bool
+        The softmax takes in the scale (`is_scale_folded`).
+
+    Returns
+    -------
+    kernel
+        ``tensor_core_forward(Q, K, V, O, LSE, factor, scale, mask_aux, range_aux, score_aux,
+        lengths, listed, dropout)``: Q, K, V, O of shape (batch, seqlen, heads, columns) in global
+        memory with any strides, 16-bit words, LSE (batch, num_heads, seqlen_q) float32. `scale` is
+        that of Q @ K.T and `factor` what turns scores into log2 units: ``scale * log2(e)``, or
+        ``log2(e)`` if not `folded`.
+
+    Notes
+    -----
+    Reads each Q tile once, and each visited K and V tile once a query tile; writes O and LSE once.
+    """
+    threads, tile_m, tile_n = tiles.threads, tiles.tile_m, tiles.tile_n
+    depth, depth_v, pitch, pitch_v = tiles.depth, tiles.depth_v, tiles.pitch, tiles.pitch_v
+    blocks, warp_m = tiles.row_blocks, 16 * tiles.row_blocks
+    rows, columns, out_columns = 2 * blocks, tile_n // 4, depth_v // 4
+    pitch_q, k_at, v_at, stage_k, stage_v = tiles.layout
+    kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
+    p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
+
+    block_of = make_block_of(spec.key_range is None)
+    key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
+    keys_of = make_keys_of(spec.has_lengths)
+    next_key_tile, listed_partial = make_tile_list(spec.has_list)
+    sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
+    load_q = make_load_tile(spec.head_dim, depth, tile_m, threads, spec.vectors, pitch_q)
+    load_k = make_load_tile(spec.head_dim, depth, tile_n, threads, spec.vectors, pitch)
+    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, threads, spec.vectors, pitch_v)
+    read_q = make_read_rows(blocks, depth, pitch_q)
+    scores = make_multiply_transposed(spec.dtype, blocks, tile_n, depth, pitch_q, pitch, kept)
+    scale_scores = make_scale_scores(folded, rows, columns)
+    change_scores = make_change_scores(spec.changes, rows, columns, False, True)
+    if spec.exact:
+        mask_scores = make_mask_range(spec.key_range, rows, columns, True)
+    else:
+        mask_scores = make_mask_scores(spec.keep, rows, columns, False, True)
+    start, update, finish = make_fragment_softmax(rows, columns, out_columns, tiles.fused)
+    drop_weights = make_drop_weights(spec.has_dropout, rows, columns, False, True)
+    pack_weights = make_pack_weights(spec.dtype, blocks, tile_n)
+    add_product = make_multiply_add(spec.dtype, blocks, tile_n, depth_v, pitch_v)
+    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q)
+    store_o = make_store_tile(spec.head_dim_v, warp_m, pitch_q, spec.vectors)
+
+    @kernel(threads, tiles.blocks_per_sm)
+    def tensor_core_forward(
+        Q, K, V, O, LSE, factor, scale, mask_aux, range_aux, score_aux, lengths, listed, dropout
+    ):
+        # Schedule
+        tid = types.uint32(cuda.threadIdx.x)
+        warp, lane = tid // 32, tid % 32
+        seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
+        batch_head, m_block = block_of(Q.shape[0] * num_heads, (seqlen_q + tile_m - 1) // tile_m)
+        batch, head = types.int32(batch_head // num_heads), types.int32(batch_head % num_heads)
+        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
+        visit = narrowed(
+            key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
+        )
+        kv_head = head // (num_heads // K.shape[2])
+        gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
+        warp_q = types.int32(m_block * tile_m + warp * warp_m)
+        first_q = types.int32(warp_q + lane // 4)
+
+        # Prologue
+        memory = cuda.shared.array(0, types.uint16, alignment=128)
+        q_lane = warp * warp_m * pitch_q + lane_of_rows(lane, pitch_q)
+        k_lane, v_lane = k_at + lane_of_columns(lane, pitch), v_at + lane_of_rows(lane, pitch_v)
+        acc_o = cuda.local.array((rows, out_columns), types.float32)
+        rS = cuda.local.array((rows, columns), types.float32)
+        rP = cuda.local.array(p_shape, types.uint32)
+        rQ = cuda.local.array(a_shape, types.uint32)
+        row_max = cuda.local.array(rows, types.float32)
+        row_sum = cuda.local.array(rows, types.float32)
+        start(row_max, row_sum, acc_o)
+        n_block = types.int32(next_key_tile(visit.start, visit.stop, m_block, batch, head, listed))
+        if n_block < visit.stop:
+            load_q(memory, 0, Q[batch, :, head], m_block * tile_m, seqlen_q, tid)
+            load_k(memory, k_at, gK, n_block * tile_n, seqlen_k, tid)
+            load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
+            copy_commit()
+            if kept:
+                copy_wait_group(0)
+                cuda.syncthreads()
+                read_q(rQ, memory, q_lane)
+
+        # Mainloop: K and V of the next tile arrive while this one is worked on.
+        stage = types.int32(0)
+        while n_block < visit.stop:
+            unroll_none()
+            copy_wait_group(0)
+            cuda.syncthreads()  # this tile is here for all, and nobody reads the one before
+            following = types.int32(
+                next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
+            )
+            if following < visit.stop:
+                other = 1 - stage
+                load_k(memory, k_at + other * stage_k, gK, following * tile_n, seqlen_k, tid)
+                load_v(memory, v_at + other * stage_v, gV, following * tile_n, seqlen_k, tid)
+            copy_commit()
+            partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
+            partial |= listed_partial(n_block, m_block, batch, head, listed)
+            partial |= (n_block + 1) * tile_n > seqlen_k
+            if not partial or sees_tile(warp_q, n_block, seqlen_q, batch, head, range_aux):
+                scores(rS, rQ, memory, q_lane, k_lane + stage * stage_k)
+                first_k = n_block * tile_n + lane % 4 * 2
+                scale_scores(rS, scale)
+                change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
+                if partial:
+                    mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
+                update(rS, row_max, row_sum, acc_o, factor)
+                drop_weights(rS, first_q, first_k, batch_head, dropout)
+                pack_weights(rP, rS)
+                add_product(acc_o, rP, memory, v_lane + stage * stage_v)
+            n_block = following
+            stage = types.int32(1 - stage)
+
+        # Epilogue: O goes through the warp's own rows of Q's place, to be stored in whole lines.
+        rLse = cuda.local.array(rows, types.float32)
+        finish(row_max, row_sum, acc_o, rLse, types.float32(1) if not folded else scale)
+        o_at = warp * warp_m * pitch_q
+        cuda.syncwarp()
+        share_o(memory, o_at, acc_o, lane)
+        cuda.syncwarp()
+        store_o(O[batch, :, head], warp_q, seqlen_q, memory, o_at, lane)
+        for i in range(rows):
+            unroll_full()
+            if lane % 4 == 0 and first_q + 8 * i < seqlen_q:
+                LSE[batch, head, first_q + 8 * i] = rLse[i]
+
+    return tensor_core_forward
+
+
+def forward(problem: Problem, q, k, v, out, lse, stream: int = 0):
+    """Run the forward pass on arrays in GPU memory.
+
+    Parameters
+    ----------
+    problem : Problem
+    q, k, v, out : device arrays (batch, seqlen, heads, columns), any strides
+        `out` is written.
+    lse : device array (batch, num_heads, seqlen_q), float32
+        Written: natural logarithm of each row's sum of exponentials, -inf without a visible key.
+    stream : int
+        CUDA stream handle.
+    """
+    arrays = [DeviceArray.of(x) for x in (q, k, v, out)]
+    spec = Spec.of(problem, all(map(allows_chunks, arrays)))
+    cc = compute_capability()
+    tiles = forward_tiles(spec, cc, shared_limit(cc))
+    blocks = ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads
+    scale, folded = problem.softmax_scale, is_scale_folded(problem)
+    factor = scale * LOG2_E if folded else LOG2_E
+    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n)
+    arguments = (*arrays, DeviceArray.of(lse), factor, scale, *extra)
+    kernel = make_forward(spec, tiles, folded)
+    return launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)
+
+
+def counted_as(problem: Problem) -> tuple[str, int, int]:
+    """The simulator's program of this schedule, and its tile_m and tile_n on the current GPU."""
+    cc = compute_capability()
+    tiles = forward_tiles(Spec.of(problem, True), cc, shared_limit(cc))
+    return "flash2", tiles.tile_m, tiles.tile_n

@@ -1,0 +1,120 @@
+"""Tile sizes of the tensor-core kernels, and what they need of arrays and problems."""
+
+from typing import NamedTuple
+
+from ..arrays import DeviceArray
+from ..device.fragments import pitch_of
+from ..problem import Problem
+from .spec import Spec, padded
+
+
+class TensorTiles(NamedTuple):
+    """Tile sizes of the forward kernel and how warps share them.
+
+    Attributes
+    ----------
+    depth, depth_v : int
+        head_dim and head_dim_v padded to multiples of 16.
+    row_blocks : int
+        Blocks of 16 query rows that a warp has.
+    warps : int
+        Warps of a block.
+    tile_n : int
+        Keys of a tile, a multiple of 16.
+    blocks_per_sm : int
+        Blocks that should share a multiprocessor.
+    q_in_registers : bool
+        A warp keeps its rows of Q; else it reads them again for every tile.
+    """
+
+    depth: int
+    depth_v: int
+    row_blocks: int = 2
+    warps: int = 4
+    tile_n: int = 64
+    blocks_per_sm: int = 2
+    q_in_registers: bool = False
+    fused: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows of a tile."""
+        return 16 * self.row_blocks * self.warps
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of K to the next in shared memory."""
+        return pitch_of(self.depth)
+
+    @property
+    def pitch_v(self) -> int:
+        """Elements from one row of V to the next in shared memory."""
+        return pitch_of(self.depth_v)
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int]:
+        """Elements: pitch of Q (and O), where K and V begin, from one stage of K and V to the next.
+
+        Q begins at 0; O takes its place in the end.
+        """
+        pitch_q = max(self.pitch, self.pitch_v)
+        k_at = self.tile_m * pitch_q
+        stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
+        return pitch_q, k_at, k_at + 2 * stage_k, stage_k, stage_v
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        _, _, v_at, _, stage_v = self.layout
+        return 2 * (v_at + 2 * stage_v)
+
+
+def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorTiles:
+    """The tiles of the forward kernel on a GPU with `shared_bytes` a block.
+
+    Raises
+    ------
+    ValueError
+        If a head dimension is above 256.
+    """
+    depth, depth_v = padded(spec.head_dim, 16), padded(spec.head_dim_v, 16)
+    widest = max(depth, depth_v)
+    if widest > 256:
+        raise ValueError(
+            f"head_dim and head_dim_v must be at most 256, "
+            f"got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    if widest <= 128:
+        choices = [(2, 4, 64, 2), (2, 8, 64, 1), (1, 8, 64, 1)]
+    else:
+        choices = [(1, 8, 64, 1), (1, 8, 32, 1), (1, 4, 32, 1)]
+    # A multiprocessor has 1 KB more than a block may use, and keeps 1 KB for itself a block.
+    for choice in choices:
+        tiles = TensorTiles(depth, depth_v, *choice)
+        if tiles.blocks_per_sm * (tiles.shared_bytes + 1024) <= shared_bytes + 1024:
+            return tiles
+    raise ValueError(
+        f"head_dim={spec.head_dim} and head_dim_v={spec.head_dim_v} need "
+        f"more shared memory a block than the {shared_bytes} bytes of this GPU"
+    )
+
+
+def allows_chunks(array: DeviceArray) -> bool:
+    """Whether every row of 16-bit elements is whole 16-byte chunks on 16-byte boundaries."""
+    *outer, last = array.strides
+    steps = [step for step, size in zip(outer, array.shape, strict=False) if size > 1]
+    aligned = all(step % 16 == 0 for step in (array.pointer, *steps))
+    return aligned and last == 2 and array.shape[-1] % 8 == 0
+
+
+def is_scale_folded(problem: Problem) -> bool:
+    """Whether the softmax may take in the scale: nothing else changes scores, and it is positive.
+
+    (So small a scale that ``scale * log2(e)`` is lost in float32 does not count as positive.)
+    """
+    return not problem.score_mods and problem.softmax_scale > 1e-30
