@@ -153,14 +153,6 @@ class Rung:
 
 RUNGS: tuple[Rung, ...] = (
     Rung(
-        "tensor_core",
-        "FlashAttention-2 on the tensor cores (mma.sync); its backward is still flash2's",
-        (".kernels.tensor_core", ".kernels.flash2_backward"),
-        ("flash2", "flash2_two_kernel"),
-        compute_capability=(8, 0),
-        dtypes=("fp16", "bf16"),
-    ),
-    Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
         (".kernels.flash2", ".kernels.flash2_backward"),

@@ -14,13 +14,30 @@ from flash_numba.problem import DTYPES, Problem
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(17)
-WITH_KERNELS = [rung.name for rung in RUNGS if rung.modules]
-each_rung = pytest.mark.parametrize("kernel", WITH_KERNELS)
+TAKES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
+each_rung = pytest.mark.parametrize("kernel", TAKES)
+
+
+def each_rung_with(values, dtype_of=str):
+    """Every rung with those of `values` (parameter `case`) whose element type it takes."""
+    pairs = [
+        pytest.param(kernel, value, id=f"{kernel}-{getattr(value, 'id', value)}")
+        for kernel, dtypes in TAKES.items()
+        for value in values
+        if dtype_of(value) in dtypes
+    ]
+    return pytest.mark.parametrize(("kernel", "case"), pairs)
 
 
 def arrays(dtype="fp32", head_dim=64):
     shapes = {"q": (2, 70, 4, head_dim), "k": (2, 90, 2, head_dim), "v": (2, 90, 2, head_dim)}
     return [RNG.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes.values()]
+
+
+def own_type(kernel, torch=None):
+    """The first element type that a rung takes, or torch's name of it."""
+    name = TAKES[kernel][0]
+    return getattr(torch, str(DTYPES[name])) if torch else name
 
 
 def hold(found, problem, inputs, do):
@@ -46,17 +63,14 @@ def test_find_gpu_names_it():
     assert str(gpu) in str(explain(*arrays()))
 
 
-@each_rung
-@pytest.mark.parametrize("spec", CASES, ids=[spec.id for spec in CASES])
-def test_cases(spec, kernel):
-    case: Case = spec.build()
-    check(case, PublicApi(kernel), rounding(spec.id))
+@each_rung_with(CASES, lambda spec: spec.build().problem.dtype)
+def test_cases(kernel, case):
+    check(case.build(), PublicApi(kernel), rounding(case.id))
 
 
-@each_rung
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_host_arrays_come_back_as_host_arrays(dtype, kernel):
-    q, k, v = arrays(dtype)
+@each_rung_with(["fp32", "fp16", "bf16"])
+def test_host_arrays_come_back_as_host_arrays(kernel, case):
+    q, k, v = arrays(case)
     problem = Problem.of(q, k, v, causal=True)
     o, lse = flash_attention(q, k, v, causal=True, return_lse=True, kernel=kernel)
     do = RNG.standard_normal(o.shape).astype(o.dtype)
@@ -69,7 +83,7 @@ def test_host_arrays_come_back_as_host_arrays(dtype, kernel):
 def test_numba_device_arrays(kernel):
     from numba import cuda
 
-    host = arrays()
+    host = arrays(own_type(kernel))
     mask = RNG.random((70, 90)) < 0.8
     q, k, v, on_gpu = (cuda.to_device(x) for x in (*host, mask))
     o, lse = flash_attention(q, k, v, mask=on_gpu, return_lse=True, kernel=kernel)
@@ -82,11 +96,10 @@ def test_numba_device_arrays(kernel):
     hold(given, problem, host, given[0])
 
 
-@each_rung
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_cupy_arrays_on_their_stream(dtype, kernel):
+@each_rung_with(["fp32", "fp16"])
+def test_cupy_arrays_on_their_stream(kernel, case):
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    host = arrays(dtype)
+    host = arrays(case)
     slopes = RNG.random(4).astype(np.float32)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         q, k, v, on_gpu = (cupy.asarray(x) for x in (*host, slopes))
@@ -99,12 +112,11 @@ def test_cupy_arrays_on_their_stream(dtype, kernel):
     hold(results, Problem.of(*host, score_mods=[change]), host, results[0])
 
 
-@each_rung
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_torch_tensors_on_their_stream(dtype, kernel):
+@each_rung_with(["fp32", "fp16", "bf16"])
+def test_torch_tensors_on_their_stream(kernel, case):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    host = arrays(dtype)
-    element = getattr(torch, str(DTYPES[dtype]))
+    host = arrays(case)
+    element = getattr(torch, str(DTYPES[case]))
     exact = [x.astype(np.float32) for x in host]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -125,13 +137,12 @@ def test_torch_tensors_on_their_stream(dtype, kernel):
 @each_rung
 def test_torch_views_of_any_strides(kernel):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    base_q = torch.randn(2, 4, 70, 64, device="cuda", requires_grad=True)
-    base_k = torch.randn(2, 90, 1, 64, device="cuda", requires_grad=True)
-    base_v = torch.randn(2, 90, 4, 129, device="cuda", requires_grad=True)
-    bases = base_q, base_k, base_v
+    options = {"device": "cuda", "dtype": own_type(kernel, torch), "requires_grad": True}
+    shapes = (2, 4, 70, 64), (2, 90, 1, 64), (2, 90, 4, 129)
+    bases = base_q, base_k, base_v = [torch.randn(shape, **options) for shape in shapes]
     views = base_q.transpose(1, 2), base_k.expand(-1, -1, 4, -1), base_v[..., 1::2]
     copies = [x.detach().contiguous().requires_grad_() for x in views]
-    do = torch.ones(1, device="cuda").expand(2, 70, 4, 64)
+    do = torch.ones(1, device="cuda", dtype=own_type(kernel, torch)).expand(2, 70, 4, 64)
     found = torch.autograd.grad(flash_attention(*views, kernel=kernel), bases, do)
     dq, dk, dv = torch.autograd.grad(
         flash_attention(*copies, kernel=kernel), copies, do.contiguous()
@@ -144,7 +155,7 @@ def test_torch_views_of_any_strides(kernel):
 @each_rung
 def test_compiled_and_captured_in_a_graph(kernel):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    q, k, v = (torch.from_numpy(x).cuda() for x in arrays())
+    q, k, v = (torch.from_numpy(x).cuda() for x in arrays(own_type(kernel)))
     expected = flash_attention(q, k, v, causal=True, kernel=kernel)
 
     def call(q, k, v):
@@ -166,7 +177,7 @@ def test_the_second_gpu_is_used_where_the_tensors_are_there(kernel):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
-    given = arrays()
+    given = arrays(own_type(kernel))
     first, second = ([torch.from_numpy(x).to(f"cuda:{n}") for x in given] for n in range(2))
     o = flash_attention(*second, kernel=kernel)
     assert o.device.index == 1

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
-from flash_numba.kernels import flash1, flash1_backward
+from flash_numba.kernels import flash1, flash1_backward, tensor_core_tiles
 from flash_numba.kernels.builds import ARCHITECTURES, Build, all_builds, listed_builds, prepare
 from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release, static_shared_bytes
 from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
@@ -34,6 +34,12 @@ SIMPLE_COMPILED_HERE = [
     ("flash1", "backward", "fp32", 64, "ALiBi and dropout", (9, 0, "a")),
     ("standard", "forward S", "fp32", 128, "causal", (7, 5)),
     ("standard", "backward dS", "fp16", 64, "ALiBi and dropout", (9, 0, "a")),
+]
+# Both element types, a GPU of each size of shared memory, one with all there is in a kernel.
+TENSOR_CORE_COMPILED_HERE = [
+    ("tensor_core", "forward", "bf16", 128, "causal", (8, 9)),
+    ("tensor_core", "forward", "fp16", 128, "full", (9, 0, "a")),
+    ("tensor_core", "forward", "fp16", 64, "ALiBi and dropout", (9, 0, "a")),
 ]
 DATA_SHEET_KB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (12, 0): 99}
 
@@ -105,6 +111,8 @@ def test_tiles_beyond_256_are_refused():
         forward_tiles(Spec("fp32", 257, 64), (9, 0), shared_limit((9, 0)))
     with pytest.raises(ValueError, match="at most 256, got 64 and 300"):
         backward_tiles(Spec("fp32", 64, 300), (9, 0), shared_limit((9, 0)))
+    with pytest.raises(ValueError, match="at most 256, got 257 and 64"):
+        tensor_core_tiles.forward_tiles(Spec("fp16", 257, 64), (9, 0), shared_limit((9, 0)))
 
 
 def test_older_gpus_are_refused():
@@ -136,6 +144,30 @@ def test_build(key):
 @pytest.mark.parametrize("key", SIMPLE_COMPILED_HERE, ids=str)
 def test_build_of_a_simple_rung(key):
     check_resources(*compiled(key))
+
+
+@pytest.mark.parametrize("key", TENSOR_CORE_COMPILED_HERE, ids=str)
+def test_build_of_the_tensor_core_rung(key):
+    build, ptx = compiled(key)
+    kind = {"fp16": "f16", "bf16": "bf16"}[build.dtype]
+    assert ptx.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32") >= 128
+    assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.shared") >= 16
+    assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.trans.shared") >= 16
+    assert "cp.async.cg.shared.global" in ptx
+    check_resources(build, ptx)
+
+
+@pytest.mark.parametrize("cc", [cc for cc in sorted(DATA_SHEET_KB) if cc >= (8, 0)], ids=str)
+@pytest.mark.parametrize("vectors", [True, False])
+def test_tensor_core_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
+    for head_dim in range(1, 257, 5):
+        for head_dim_v in (head_dim, 257 - head_dim):
+            spec = Spec("fp16", head_dim, head_dim_v, vectors)
+            tiles = tensor_core_tiles.forward_tiles(spec, cc, shared_limit(cc))
+            assert tiles.shared_bytes <= shared_limit(cc)
+            assert tiles.depth >= head_dim
+            assert tiles.depth_v >= head_dim_v
+            assert tiles.tile_n % (tiles.threads // 8) == tiles.tile_m % (tiles.threads // 8) == 0
 
 
 def check_resources(build, ptx):

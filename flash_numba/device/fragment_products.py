@@ -8,9 +8,7 @@ rows have a chunk in 8 different places, and one pass serves them all. A row wri
 fills all 32 banks as before. A lane's address changes from one step along the row to the next by an
 exclusive or with a constant, and from one step down the rows by an addition.
 
-A warp's part of a result C (16 rows a block, 8 columns a tile) is a register array of a thread's
-own rows and columns: element (i, j) is C's row ``lane // 4 + 8 i``, column
-``2 (lane % 4) + 8 (j // 2) + j % 2``. `ptx_matrix` draws it.
+A warp's part of a result C lies as in `fragments`: two rows of a lane to each 16 of the warp.
 """
 
 from functools import cache

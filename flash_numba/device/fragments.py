@@ -143,7 +143,7 @@ def make_pack_weights(dtype: str, steps: int):
 
 
 @cache
-def make_mask_range(key_range, columns: int):
+def make_mask_range(key_range, columns: int, rows: int = ROWS):
     """Room ``mask_range(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux)``.
 
     Masks by the first and the last key that a row sees, for a mask that is no more than its
@@ -153,7 +153,7 @@ def make_mask_range(key_range, columns: int):
 
     @room
     def mask_range(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
-        for i in range(ROWS):
+        for i in range(rows):
             unroll_full()
             lo, hi = 0, seqlen_k
             if ends is not None:

@@ -1,8 +1,8 @@
-"""Moving tiles of 16-bit elements between global and swizzled shared memory (see `fragments`)."""
+"""Moving tiles of 16-bit elements between global memory and shared memory, swizzled there."""
 
 from functools import cache
 
-from .fragments import CHUNK, swizzled
+from .fragment_products import CHUNK, swizzled
 from .numba_cuda import room, types
 from .ptx_copies import copy16_async
 from .ptx_words import load_words4, store_words4_global

@@ -15,8 +15,7 @@ from functools import cache
 
 from ..arrays import DeviceArray
 from ..device.dropout import make_drop_weights
-from ..device.fragment_softmax import make_fragment_softmax
-from ..device.fragments import (
+from ..device.fragment_products import (
     lane_of_columns,
     lane_of_rows,
     make_multiply_add,
@@ -25,6 +24,8 @@ from ..device.fragments import (
     make_read_rows,
     make_share_rows,
 )
+from ..device.fragment_softmax import make_fragment_softmax
+from ..device.fragments import make_mask_range
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.ptx_copies import copy_commit, copy_wait_group
 from ..device.schedule import (
@@ -37,7 +38,6 @@ from ..device.schedule import (
 )
 from ..device.scores import (
     make_change_scores,
-    make_mask_range,
     make_mask_scores,
     make_scale_scores,
 )
@@ -99,7 +99,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     scale_scores = make_scale_scores(folded, rows, columns)
     change_scores = make_change_scores(spec.changes, rows, columns, False, True)
     if spec.exact:
-        mask_scores = make_mask_range(spec.key_range, rows, columns, True)
+        mask_scores = make_mask_range(spec.key_range, columns, rows)
     else:
         mask_scores = make_mask_scores(spec.keep, rows, columns, False, True)
     start, update, finish = make_fragment_softmax(rows, columns, out_columns, tiles.fused)
