@@ -1,5 +1,7 @@
 """The front door on a GPU: every rung that has kernels, from every kind of array."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from cases import CASES
@@ -18,7 +20,7 @@ TAKES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
 each_rung = pytest.mark.parametrize("kernel", TAKES)
 
 
-def each_rung_with(values, dtype_of=str):
+def each_rung_with(values, dtype_of: Callable = str):
     """Every rung with those of `values` (parameter `case`) whose element type it takes."""
     pairs = [
         pytest.param(kernel, value, id=f"{kernel}-{getattr(value, 'id', value)}")

@@ -1,5 +1,7 @@
 """The tensor-core rung's own kernels, run thread by thread on a CPU: numbers, and traffic."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,10 +19,13 @@ from simulator import theory
 from simulator.run import simulate
 
 
-def forward(problem, q, k, v, order=None, sizes=(2, 1, 32), count=False, chunks=None, kept=False):
+def forward(
+    problem, q, k, v, order=None, sizes=(2, 1, 32), count=False, chunks=None, kept=False
+) -> Any:
     """O and lse, and the report; `sizes` are row_blocks, warps and tile_n."""
-    depths = (padded(d, 16) for d in (problem.head_dim, problem.head_dim_v))
-    tiles = TensorTiles(*depths, *sizes, 1, kept)
+    depth, depth_v = (padded(d, 16) for d in (problem.head_dim, problem.head_dim_v))
+    row_blocks, warps, tile_n = sizes
+    tiles = TensorTiles(depth, depth_v, row_blocks, warps, tile_n, 1, kept)
     if chunks is None:
         chunks = problem.head_dim % 8 == problem.head_dim_v % 8 == 0
     folded = is_scale_folded(problem)
@@ -134,7 +139,7 @@ def test_global_memory_traffic_is_what_the_simulator_counts(name):
     """Element for element, tensor by tensor; what shared memory serves meets no bank conflict."""
     problem, q, k, v, _ = random_problem(**COUNTED[name], dtype="fp16")
     _, report = forward(problem, q, k, v, count=True)
-    tiles = {"tile_m": 32, "tile_n": 32}
+    tiles: dict[str, Any] = {"tile_m": 32, "tile_n": 32}
     counts = simulate("flash2", problem, head=None, **tiles).counts
     form = theory.counts("flash2", problem, **tiles, direction="forward", all_heads=True)
     assert counts == form
