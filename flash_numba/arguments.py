@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks, masks
+from .addresses import known_as
 from .arrays import DeviceArray, Place, broadcast, dtype_of, kind_of, one_place
 from .checks import finite, shown
 from .masks import Mask, ScoreMod
@@ -69,10 +70,14 @@ class Posed:
     problem : Problem
     place : Place
         The arrays' kind and device.
-    q, k, v : arrays
-        As NumPy arrays or `DeviceArray` views.
+    arrays : dict of str to array
+        "q", "k", "v" and those of "mask", "bias" and "alibi_slopes" that are on a GPU, as NumPy
+        arrays or as `DeviceArray` views. The problem's functions see the views at unknown addresses
+        (`addresses`), so that the problem, and what is planned for it, serves other arrays too.
     like : array
         q as it came, for what is made to be of its kind.
+    repeated : bool
+        Whether a later call of the same sizes and numbers finds this very problem.
     tensors : dict of str to array
         "bias" and "score_mod": the tensors with a gradient that score changes have, as they came.
     at : dict of str to int
@@ -83,10 +88,9 @@ class Posed:
 
     problem: Problem
     place: Place
-    q: Any
-    k: Any
-    v: Any
+    arrays: dict[str, Any]
     like: Any
+    repeated: bool
     tensors: dict[str, Any]
     at: dict[str, int]
     owners: tuple = ()
@@ -164,27 +168,37 @@ def pose(
         bias = _with_gradient("bias", bias, place)
     if "score_mod" in needs:
         score_mod = _tensor_with_gradient(score_mod, place)
+    views = {name: place.view(array) for name, array in (("q", q), ("k", k), ("v", v))}
+
+    def seen(name, array) -> Any:
+        """What the problem's functions see of an array."""
+        view = place.view(array)
+        if not isinstance(view, DeviceArray):
+            return view
+        views[name] = view
+        return known_as(view, name)
+
     read_bias = _readable_bias(base, bias, place)
     mods = {
         "softcap": masks.softcap(numbers.softcap) if numbers.softcap else None,
-        "alibi_slopes": _alibi(base, place.view(alibi_slopes)),
-        "bias": _bias(base, place.view(read_bias)),
+        "alibi_slopes": _alibi(base, seen("alibi_slopes", alibi_slopes)),
+        "bias": _bias(base, seen("bias", read_bias)),
         "score_mod": _seen_from(place, score_mod),
     }
     mods = {name: mod for name, mod in mods.items() if mod is not None}
     mask = _both(
-        _boolean(base, place.view(mask)), _seen_from(place, _as(Mask, "mask_mod", mask_mod))
+        _boolean(base, seen("mask", mask)), _seen_from(place, _as(Mask, "mask_mod", mask_mod))
     )
     if block_mask is not None:
         block_mask = replace(block_mask, mask=_seen_from(place, block_mask.mask))
+    repeated = not (mods or mask is not None or block_mask is not None or key_lengths is not None)
     if mods or mask is not None or block_mask is not None:
         base = replace(base, mask=mask, score_mods=tuple(mods.values()), block_mask=block_mask)
     at = {name: number for number, name in enumerate(mods)}
     tensors = {"bias": bias}
     if score_mod is not None and score_mod.aux_index is not None:
         tensors["score_mod"] = score_mod.aux[score_mod.aux_index]
-    views = place.view(q), place.view(k), place.view(v)
-    return Posed(base, place, *views, like=q, tensors=tensors, at=at, owners=(read_bias,))
+    return Posed(base, place, views, q, repeated, tensors, at, (read_bias,))
 
 
 def _common_dtype(q, k, v) -> str:

@@ -55,8 +55,9 @@ class DeviceArray(NamedTuple):
 
 
 def contiguous(pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-    """A part of GPU memory as an array of 4-byte elements without gaps."""
-    strides = tuple(4 * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    """A part of GPU memory as an array without gaps."""
+    itemsize = (DTYPES.get(dtype) or np.dtype(dtype)).itemsize
+    strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return DeviceArray(pointer, shape, strides, dtype)
 
 

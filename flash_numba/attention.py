@@ -153,9 +153,9 @@ def flash_attention(
     }
     return_lse = flag("return_lse", return_lse)
     if is_torch(q):
-        from .interop import pytorch
+        from .interop import torch_eager
 
-        o, lse = pytorch.attention(q, k, v, kernel, deterministic, options)
+        o, lse = torch_eager.attention(q, k, v, kernel, deterministic, options)
     else:
         if seed is None and finite("dropout_p", dropout_p):
             options["seed"] = draw_seed()
@@ -259,7 +259,7 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.
     """
     options.pop("return_lse", None)
     posed = pose(q, k, v, **options)
-    return ladder.look(posed.problem, _gpu(posed), kernel, deterministic)
+    return ladder.look(posed.problem, gpu_of(posed), kernel, deterministic)
 
 
 def draw_seed() -> int:
@@ -269,7 +269,7 @@ def draw_seed() -> int:
 
 def forward(posed: Posed, kernel: str, deterministic: bool | None) -> tuple[Any, Any]:
     """O and lse of a posed problem."""
-    gpu = _gpu(posed)
+    gpu = gpu_of(posed)
     rung = ladder.choose(posed.problem, gpu, kernel, deterministic)
     if isinstance(gpu, Gpu):
         with posed.place.kind.current(posed.like):
@@ -284,7 +284,7 @@ def backward(
     posed: Posed, needs: Sequence[str], do, o, lse, dlse, kernel: str, deterministic: bool | None
 ) -> Gradients:
     """Gradients of a posed problem from arrays as they came."""
-    problem, gpu = posed.problem, _gpu(posed)
+    problem, gpu = posed.problem, gpu_of(posed)
     rung = ladder.choose(problem, gpu, kernel, deterministic, needs)
     check_differentiable(problem)
     given = posed.checked(do=do, o=o, lse=lse, dlse=dlse)
@@ -306,7 +306,14 @@ def backward(
     return Gradients(**gradients)
 
 
-def _gpu(posed: Posed) -> Gpu | NoGpu:
+def gpu_of(posed: Posed) -> Gpu | NoGpu:
+    """The GPU that a posed problem runs on, or why none can.
+
+    Raises
+    ------
+    ValueError
+        If its arrays are on a GPU where no kernel can run.
+    """
     device = posed.place.device
     if posed.place.on_host:
         return ladder.find_gpu()
@@ -325,7 +332,7 @@ def _simulate(program: str, posed: Posed, gpu: NoGpu, **options) -> Any:
     _say_once(gpu)
     tiles = posed.problem.block_mask or _Tiles()
     sizes = {"tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "sram_bytes": None}
-    arrays = posed.q, posed.k, posed.v
+    arrays = (posed.arrays[name] for name in ("q", "k", "v"))
     with np.errstate(all="ignore"):  # overflow and NaN spread without a word, as on a GPU
         return simulate(program, posed.problem, *arrays, head=None, **sizes, **options)
 

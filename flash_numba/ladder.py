@@ -79,7 +79,9 @@ class Rung:
             workspace(problem, numbers)  # -> bytes, in one or more parts
             backward(problem, q, k, v, o, lse, do, dq, dk, dv, memory, dlse, stream, d_aux)
 
-        with arrays as `DeviceArray`, and `stream` the handle of a CUDA stream. o, lse and the
+        with arrays as `DeviceArray`, and `stream` the handle of a CUDA stream or the `plan.Plan`
+        that records what `launch.launch` and `launch.fill_zero` are asked for: then addresses may
+        not be known yet (see `addresses`), and nothing else may touch the GPU. o, lse and the
         gradients are written; a gradient that is None is not computed. `memory` is a float32 array
         of ``sum(workspace(problem, numbers))`` bytes on a 16-byte boundary; its content is lost.
         `dlse` may be None. `d_aux` is () or has an entry for each of ``problem.score_mods``: None,

@@ -1,23 +1,23 @@
-"""Compiling and launching kernels: the only place that touches the CUDA driver.
+"""Compiling kernels and launching them: what the kernels' host functions call.
 
-A kernel is compiled on first use for the argument types at hand and kept. A launch packs its
-arguments into a prebuilt block and calls ``cuLaunchKernel`` directly, which costs a few
-microseconds; Numba's own launch costs tens.
+A kernel is compiled on first use for the argument types at hand and kept, on disk too (see
+`kernel_store`). Handed a `Plan` in place of a stream, a launch is recorded in it.
 """
 
-import ctypes
-import struct
-import sys
-import threading
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from . import kernel_store
+from .addresses import owner_of
 from .arrays import DeviceArray, dtype_of
-from .device.hopper.tensor_map import MAP_BYTES, TensorMap, encoded, tensor_map_type
+from .device.hopper.tensor_map import TensorMap, tensor_map_type
 from .device.numba_cuda import cuda, types
+from .driver import Function, Shape
+from .fingerprint import Unknown, fingerprint
+from .packing import ITEMSIZE, pack
+from .plan import FillStep, KernelStep, Plan
 
 SHARED_LIMITS = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
 SHARED_LIMITS |= {(9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}
@@ -36,14 +36,11 @@ _STORED = {
     "int8": types.int8,
     "bool": types.boolean,
 }
-_ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "float64": 8, "int64": 8, "int32": 4}
-_ITEMSIZE |= {"int8": 1, "bool": 1}
-_MAP_FORMAT = f"{MAP_BYTES}s"
 
 
 def allows_vectors(array: DeviceArray) -> bool:
     """Whether four neighbours of the last axis can be read or written at once in every row."""
-    itemsize = _ITEMSIZE[array.dtype]
+    itemsize = ITEMSIZE[array.dtype]
     *outer, last = array.strides
     steps = [step for step, size in zip(outer, array.shape, strict=False) if size > 1]
     return (
@@ -54,7 +51,7 @@ def allows_vectors(array: DeviceArray) -> bool:
 
 
 def argument_types(arguments):
-    """Numba types of arguments: DeviceArrays, ints, floats (as float32) and nested tuples."""
+    """Numba types of what `packing.pack` packs."""
     if isinstance(arguments, DeviceArray):
         return types.Array(_STORED[arguments.dtype], len(arguments.shape), "A")
     if isinstance(arguments, TensorMap):
@@ -66,41 +63,6 @@ def argument_types(arguments):
     if isinstance(arguments, float):
         return types.float32
     return types.BaseTuple.from_types(tuple(argument_types(part) for part in arguments))
-
-
-def _flatten(argument, formats: list, values: list) -> None:
-    """Append the slots of one argument as Numba's calling convention has them.
-
-    A slot has 8 bytes; that of a tensor map has 128.
-    """
-    if isinstance(argument, DeviceArray):
-        itemsize = _ITEMSIZE[argument.dtype]
-        count = 1
-        for size in argument.shape:
-            count *= size
-        formats.append("q" * (5 + 2 * len(argument.shape)))
-        values += (0, 0, count, itemsize, argument.pointer, *argument.shape, *argument.strides)
-    elif isinstance(argument, TensorMap):
-        formats.append(_MAP_FORMAT)
-        values.append(encoded(argument))
-    elif isinstance(argument, np.unsignedinteger):
-        formats.append("Q")
-        values.append(int(argument))
-    elif isinstance(argument, int):
-        formats.append("q")
-        values.append(argument)
-    elif isinstance(argument, float):
-        formats.append("f4x")
-        values.append(argument)
-    else:
-        for part in argument:
-            _flatten(part, formats, values)
-
-
-@cache
-def _driver():
-    """The driver's own library."""
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def compute_capability() -> tuple[int, int]:
@@ -131,100 +93,40 @@ def shared_limit(cc: tuple[int, int]) -> int:
     return 1024 * SHARED_LIMITS.get(cc, 99)
 
 
-class CompiledKernel:
-    """A kernel compiled for one device, one set of argument types and one amount of memory.
-
-    Parameters
-    ----------
-    dispatcher : numba kernel
-    signature : tuple of Numba types
-    threads : int
-        Threads of a block.
-    shared_bytes : int
-        Dynamic shared memory of a block.
-    """
-
-    def __init__(self, dispatcher, signature, threads: int, shared_bytes: int):
-        driver = import_module("cuda.bindings.driver")
-
-        limit = shared_limit(compute_capability())
-        if shared_bytes > limit:
-            raise ValueError(
-                f"tiles of {dispatcher.py_func.__name__} must fit {limit} bytes of shared memory "
-                f"on this GPU, got {shared_bytes}"
-            )
-        self.compiled = dispatcher.compile(signature)
-        self.function = self.compiled._codelibrary.get_cufunc()
-        attribute = driver.CUfunction_attribute
-        for name, value in (
-            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
-            (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        ):
-            device = cuda.get_current_device().id
-            (status,) = driver.cuKernelSetAttribute(name, value, self.function.handle, device)
-            _check(int(status), "cuKernelSetAttribute")
-        self.handle = ctypes.c_void_p(int(self.function.handle))
-        self.threads, self.shared_bytes = threads, shared_bytes
-        self.layout = None
-        self.lock = threading.Lock()
-
-    def __call__(self, blocks: int, arguments: tuple, stream: int = 0) -> None:
-        """Launch on `blocks` blocks; does not wait for the GPU."""
-        if blocks == 0:
-            return
-        if blocks >= 1 << 31:
-            raise ValueError(f"a launch must have fewer than 2**31 blocks, got {blocks}")
-        formats, values = [], []
-        _flatten(arguments, formats, values)
-        with self.lock:
-            if self.layout is None:
-                self.layout = struct.Struct("<" + "".join(formats))
-                self.block = ctypes.create_string_buffer(self.layout.size)
-                slots = _slots(formats, ctypes.addressof(self.block))
-                self.pointers = (ctypes.c_void_p * len(slots))(*slots)
-            self.layout.pack_into(self.block, 0, *values)
-            status = _driver().cuLaunchKernel(
-                self.handle,
-                *(blocks, 1, 1),
-                *(self.threads, 1, 1),
-                self.shared_bytes,
-                ctypes.c_void_p(stream),
-                self.pointers,
-                None,
-            )
-        _check(status, "cuLaunchKernel")
-
-    def registers(self) -> int:
-        """Registers of a thread."""
-        return self.compiled.regs_per_thread
-
-    def local_bytes(self) -> int:
-        """Local memory of a thread (spills and arrays that are not in registers)."""
-        return self.compiled.local_mem_per_thread
-
-
-def _slots(formats: list, start: int) -> list[int]:
-    """Addresses of the slots of a packed block of arguments that begins at `start`."""
-    slots = []
-    for one in formats:
-        sizes = [MAP_BYTES] if one == _MAP_FORMAT else [8] * len(one.replace("4x", ""))
-        for size in sizes:
-            slots.append(start)
-            start += size
-    return slots
-
-
-def _check(status: int, call: str) -> None:
-    if status != 0:
-        raise RuntimeError(f"{call} failed with CUDA error {status}")
-
-
 @cache
-def _compiled(dispatcher, signature, threads, shared_bytes, device) -> CompiledKernel:
-    return CompiledKernel(dispatcher, signature, threads, shared_bytes)
+def _function(dispatcher, signature, shared_bytes: int, device: int):
+    """The kernel for one signature and device, and its key in `kernel_store`."""
+    cc = compute_capability()
+    limit = shared_limit(cc)
+    if shared_bytes > limit:
+        raise ValueError(
+            f"tiles of {dispatcher.py_func.__name__} must fit {limit} bytes of shared memory "
+            f"on this GPU, got {shared_bytes}"
+        )
+    try:
+        what = fingerprint((dispatcher, str(signature), cc))
+    except Unknown:  # kept in memory only
+        return Function(*_compile(dispatcher, signature), shared_bytes), None
+    key = kernel_store.key_of("kernel", what)
+    try:
+        stored = kernel_store.load_kernel(key)
+        if stored is not None:
+            return Function(*stored, shared_bytes), key
+    except RuntimeError:
+        pass  # whole, and yet not of this driver: as if it were not there
+    cubin, name = _compile(dispatcher, signature)
+    kernel_store.save_kernel(key, cubin, name)
+    return Function(cubin, name, shared_bytes), key
 
 
-def launch(dispatcher, blocks, threads, shared_bytes, arguments, stream=0) -> CompiledKernel:
+def _compile(dispatcher, signature) -> tuple[bytes, str]:
+    library = dispatcher.compile(signature)._codelibrary
+    return bytes(library.get_cubin().code), library._entry_name
+
+
+def launch(
+    dispatcher, blocks, threads, shared_bytes, arguments, stream: int | Plan = 0, cluster: int = 1
+) -> Function | None:
     """Launch a kernel, compiled on first use.
 
     Parameters
@@ -235,19 +137,45 @@ def launch(dispatcher, blocks, threads, shared_bytes, arguments, stream=0) -> Co
     shared_bytes : int
         Dynamic shared memory of a block.
     arguments : tuple
-        DeviceArrays, ints, floats and nested tuples of them.
-    stream : int
-        Handle of a CUDA stream; 0 is the default stream.
+        What `packing.pack` packs.
+    stream : int or Plan
+        Handle of a CUDA stream (0 is the default stream), or what records the launch.
+    cluster : int
+        Neighbouring blocks that form a cluster (cc 9.0 on); 1 = none.
 
     Returns
     -------
-    CompiledKernel
+    Function
+        None where there is no block to launch.
+
+    Raises
+    ------
+    ValueError
+        If the grid or the shared memory is more than a launch can have.
     """
+    if blocks == 0:
+        return None
+    if blocks >= 1 << 31:
+        raise ValueError(f"a launch must have fewer than 2**31 blocks, got {blocks}")
     signature = tuple(argument_types(argument) for argument in arguments)
     device = cuda.get_current_device().id
-    compiled = _compiled(dispatcher, signature, threads, shared_bytes, device)
-    compiled(blocks, arguments, stream)
-    return compiled
+    function, key = _function(dispatcher, signature, shared_bytes, device)
+    shape = Shape(blocks, threads, shared_bytes, cluster)
+    _take(KernelStep(function, key, shape, pack(arguments)), stream)
+    return function
+
+
+def fill_zero(pointer: int, size: int, stream: int | Plan = 0) -> None:
+    """Set `size` bytes of GPU memory to zero, in the order of `stream`; see `launch`."""
+    if size:
+        _take(FillStep(*owner_of(pointer), size), stream)
+
+
+def _take(step, stream: int | Plan) -> None:
+    if isinstance(stream, Plan):
+        stream.steps.append(step)
+    else:
+        step.ready(())((), stream)
 
 
 def upload(values, copy=None) -> tuple[Any, list]:
@@ -295,15 +223,3 @@ def upload(values, copy=None) -> tuple[Any, list]:
         return float(value)
 
     return one(values), owners
-
-
-def fill_zero(pointer: int, size: int, stream: int = 0) -> None:
-    """Set `size` bytes of GPU memory to zero, in the order of `stream`."""
-    if size:
-        status = _driver().cuMemsetD8Async(
-            ctypes.c_uint64(pointer),
-            ctypes.c_ubyte(0),
-            ctypes.c_size_t(size),
-            ctypes.c_void_p(stream),
-        )
-        _check(status, "cuMemsetD8Async")

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from flash_numba import arrays, ladder, reference
+from flash_numba.addresses import owner_of
 from flash_numba.arrays import DeviceArray
 from flash_numba.ladder import Gpu, NoGpu, Rung
-from flash_numba.problem import DTYPES
+from flash_numba.plan import SEED
+from flash_numba.problem import DTYPES, Problem
 
 GPU = Gpu("Fake GPU", (8, 0))
 
@@ -53,43 +55,76 @@ def memory(view: DeviceArray) -> np.ndarray:
     return np.ndarray(view.shape, dtype, buffer, strides=view.strides)
 
 
-def seen(part):
-    """`aux` with the memory of its arrays."""
-    if isinstance(part, DeviceArray):
-        return memory(part)
-    return tuple(seen(inner) for inner in part) if isinstance(part, tuple) else part
+def each(change, part) -> Any:
+    """`part` with every DeviceArray changed, also those in the aux of a problem's functions."""
+    if isinstance(part, DeviceArray) or hasattr(part, "data_ptr"):
+        return change(DeviceArray.of(part))
+    if isinstance(part, tuple | list):
+        return tuple(each(change, inner) for inner in part)
+    if isinstance(part, Problem):
+        mods = tuple(replace(mod, aux=each(change, mod.aux)) for mod in part.score_mods)
+        mask = part.mask and replace(part.mask, aux=each(change, part.mask.aux))
+        return replace(part, score_mods=mods, mask=mask)
+    return part
 
 
-def seen_problem(problem):
-    mods = tuple(replace(mod, aux=seen(mod.aux)) for mod in problem.score_mods)
-    mask = problem.mask and replace(problem.mask, aux=seen(problem.mask.aux))
-    return replace(problem, score_mods=mods, mask=mask)
+class Step:
+    """A step of a plan that calls a function on the memory there is when it runs."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def ready(self, names):
+        def run(addresses, stream):
+            def found(view):
+                name, offset = owner_of(view.pointer)
+                start = 0 if name is None else addresses[names.index(name)]
+                return view._replace(pointer=start + offset)
+
+            def seeded(part):
+                if not isinstance(part, Problem) or "seed_low" not in names:
+                    return part
+                low, high = (addresses[names.index(name)] for name in SEED)
+                return replace(part, seed=high << 32 | low)
+
+            self.function(*map(seeded, each(found, self.arguments)), stream=stream)
+
+        return run
 
 
 class Functions:
-    """A rung's functions; keeps what it was handed."""
+    """A rung's functions; keeps what they planned and what was run."""
 
     def __init__(self):
-        self.calls = []
+        self.planned, self.calls = [], []
 
-    def forward(self, problem, q, k, v, o, lse, stream):
+    def forward(self, problem, q, k, v, o, lse, plan):
+        self.planned.append(problem)
+        plan.steps.append(Step(self.run_forward, problem, q, k, v, o, lse))
+
+    def run_forward(self, problem, q, k, v, o, lse, stream):
         self.calls.append(SimpleNamespace(problem=problem, q=q, k=k, v=v, o=o, stream=stream))
         memory(o)[:], memory(lse)[:] = reference.forward(
-            seen_problem(problem), memory(q), memory(k), memory(v)
+            each(memory, problem), memory(q), memory(k), memory(v)
         )
 
     def workspace(self, problem, numbers=()):
         return 16, 21
 
     def backward(
-        self, problem, q, k, v, o, lse, do, dq, dk, dv, space, dlse=None, stream=0, d_aux=()
+        self, problem, q, k, v, o, lse, do, dq, dk, dv, space, dlse=None, plan: Any = None, d_aux=()
     ):
+        self.planned.append(problem)
+        arguments = problem, q, k, v, do, dq, dk, dv, space, dlse, d_aux
+        plan.steps.append(Step(self.run_backward, *arguments))
+
+    def run_backward(self, problem, q, k, v, do, dq, dk, dv, space, dlse, d_aux, stream):
         given = SimpleNamespace(problem=problem, dq=dq, dk=dk, dv=dv, d_aux=d_aux, stream=stream)
         self.calls.append(given)
         assert memory(space).nbytes == 40
         dlse = None if dlse is None else memory(dlse)
         found = reference.backward(
-            seen_problem(problem), memory(q), memory(k), memory(v), memory(do), dlse
+            each(memory, problem), memory(q), memory(k), memory(v), memory(do), dlse
         )
         for view, gradient in ((dq, found.dq), (dk, found.dk), (dv, found.dv)):
             if view is not None:
@@ -106,11 +141,14 @@ class WithForwardWorkspace(Functions):
     def forward_workspace(self, problem):
         return 12, 9
 
-    def forward(self, problem, q, k, v, o, lse, stream, space=None):
+    def forward(self, problem, q, k, v, o, lse, plan, space=None):
         assert space is not None
+        plan.steps.append(Step(self.run_clear, problem, space))
+        super().forward(problem, q, k, v, o, lse, plan)
+
+    def run_clear(self, problem, space, stream):
         assert memory(space).nbytes == 24
         memory(space)[:] = 0
-        super().forward(problem, q, k, v, o, lse, stream)
 
 
 def install(
@@ -145,6 +183,9 @@ def install(
         assert array.dtype.kind in "biuf", f"Numba has no type for {array.dtype}"
         return CudaArray(array.copy())
 
+    monkeypatch.setattr(cuda, "get_current_device", lambda: SimpleNamespace(id=0))
     monkeypatch.setattr(cuda, "to_device", to_device)
+    done = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(cuda, "default_stream", lambda: done)
     monkeypatch.setattr(cuda, "device_array", blank)
     return functions

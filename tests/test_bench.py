@@ -59,24 +59,22 @@ class Counted(Functions):
 class Wrong(Counted):
     """A kernel with one element that is off by a thousandth."""
 
-    def forward(self, problem, q, k, v, o, lse, stream):
-        super().forward(problem, q, k, v, o, lse, stream)
+    def run_forward(self, problem, q, k, v, o, lse, stream):
+        super().run_forward(problem, q, k, v, o, lse, stream)
         memory(o)[-1, -1, -1, 0] += 1e-3
 
 
 class WrongBackward(Counted):
-    def backward(
-        self, problem, q, k, v, o, lse, do, dq, dk, dv, space, dlse=None, stream=0, d_aux=()
-    ):
-        super().backward(problem, q, k, v, o, lse, do, dq, dk, dv, space)
+    def run_backward(self, problem, q, k, v, do, dq, dk, dv, *rest, **stream):
+        super().run_backward(problem, q, k, v, do, dq, dk, dv, *rest, **stream)
         memory(dv)[0, 3, 0] *= 1.1
 
 
 class Unwritten(Counted):
     """A kernel that leaves a row of a head that is not looked at."""
 
-    def forward(self, problem, q, k, v, o, lse, stream):
-        super().forward(problem, q, k, v, o, lse, stream)
+    def run_forward(self, problem, q, k, v, o, lse, stream):
+        super().run_forward(problem, q, k, v, o, lse, stream)
         memory(o)[0, 7, 1] = np.nan
 
 

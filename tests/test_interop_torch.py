@@ -15,6 +15,7 @@ from flash_numba import attention, flash_attention, ladder, masks  # noqa: E402
 from flash_numba import reference as ref  # noqa: E402
 from flash_numba.budget import within_budget  # noqa: E402
 from flash_numba.interop import pytorch  # noqa: E402
+from flash_numba.interop.torch_inputs import seed_tensor  # noqa: E402
 from flash_numba.ladder import NoGpu  # noqa: E402
 from flash_numba.masks import Mask, ScoreMod  # noqa: E402
 from flash_numba.problem import Problem  # noqa: E402
@@ -271,7 +272,7 @@ def test_the_backward_drops_what_the_forward_dropped():
     do = torch.randn(o.shape)
     gradients = torch.autograd.grad(o, (q, k, v), do)
     torch.manual_seed(8)
-    seed = int(pytorch._seed(None)) % 2**64
+    seed = int(seed_tensor(None)) % 2**64
     problem = Problem.of(numpy(q), numpy(k), numpy(v), dtype="fp32", dropout_p=0.48, seed=seed)
     hold(problem, q, k, v, gradients, do)
 

@@ -151,7 +151,8 @@ drivers = ("numba.cuda", "numba_cuda", "cuda.", "cupy", "torch")
 touched = sorted(name for name in sys.modules if name.startswith(drivers))
 assert not touched, f"imports loaded {touched}"
 """
-NEED_NUMBA = "flash_numba.kernels,flash_numba.device,flash_numba.launch,flash_numba.interop"
+NEED_NUMBA = "flash_numba.kernels,flash_numba.device,flash_numba.launch,flash_numba.packing"
+NEED_NUMBA += ",flash_numba.interop"
 NO_NUMBA, PLAIN_NUMBA = "numba,numba_cuda,cuda", "numba_cuda,cuda"
 without_cuda = pytest.mark.parametrize("blocked", [NO_NUMBA, PLAIN_NUMBA], ids=["none", "plain"])
 

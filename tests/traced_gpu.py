@@ -4,11 +4,11 @@ import ctypes
 import importlib
 
 import numpy as np
-from fake_gpu import install, memory
+from fake_gpu import Step, install, memory
 from traced_attention import run, stored
 
 from flash_numba import ladder
-from flash_numba.arrays import DeviceArray
+from flash_numba.arrays import DeviceArray, contiguous
 from flash_numba.kernels.spec import padded
 
 RUNGS = ladder.RUNGS
@@ -47,12 +47,18 @@ def install_traced(monkeypatch, shared_kb: int = 32) -> list[str]:
     monkeypatch.setattr(ladder, "RUNGS", RUNGS)
     names = []
 
-    def launch(kernel, blocks, threads, shared_bytes, arguments, stream=0):
-        names.append(kernel.py_func.__name__)
-        run(kernel, blocks, threads, shared_bytes, tuple(map(on_host, arguments)))
+    def launch(kernel, blocks, threads, shared_bytes, arguments, plan):
+        def launched(*arguments, stream):
+            names.append(kernel.py_func.__name__)
+            run(kernel, blocks, threads, shared_bytes, tuple(map(on_host, arguments)))
 
-    def fill_zero(pointer, size, stream=0):
-        ctypes.memset(pointer, 0, size)
+        plan.steps.append(Step(launched, *arguments))
+
+    def fill_zero(pointer, size, plan):
+        def filled(view, stream):
+            ctypes.memset(view.pointer, 0, size)
+
+        plan.steps.append(Step(filled, contiguous(pointer, (size,), "int8")))
 
     for name in MODULES:
         module = importlib.import_module(f"flash_numba.kernels.{name}")

@@ -19,7 +19,7 @@ from .. import attention as api
 from ..arguments import Numbers, Posed, check_functions, host_lengths, pose
 from ..arrays import one_place
 from ..ladder import check_wishes
-from ..masks import Mask, ScoreMod
+from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
 
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -108,12 +108,12 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
     score_mod, lengths = options["score_mod"], options["key_lengths"]
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = torch.as_tensor(host_lengths(lengths))
-    _refuse_lost_gradients(options)
+    refuse_lost_gradients(options)
     arguments = _Arguments(
         **tensors,
         key_lengths=lengths,
-        seed=_seed(options["seed"]) if dropout_p else None,
-        score_tensor=_tensor_of(score_mod),
+        seed=seed_tensor(options["seed"]) if dropout_p else None,
+        score_tensor=learned_tensor(score_mod),
         scale=scale,
         causal=causal,
         left=left,
@@ -126,59 +126,7 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
         kernel=kernel,
         deterministic=deterministic,
     )
-    return forward(*_autocast(q, k, v), *arguments)
-
-
-def _autocast(*tensors: Tensor) -> Sequence[Tensor]:
-    """q, k and v in the type that autocast asks for.
-
-    `torch.library.register_autocast` would take one type for good; autocast has the caller's.
-    """
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    # Like torch's own ops: float64 is left alone (and refused later), integers too.
-    eligible = (torch.float32, torch.float16, torch.bfloat16)
-    return [tensor.to(dtype) if tensor.dtype in eligible else tensor for tensor in tensors]
-
-
-def _seed(seed: int | None) -> Tensor:
-    """The seed as a tensor, so that a compiled call draws a new one each time it runs."""
-    if seed is None:
-        return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64)
-    return torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, dtype=torch.int64)
-
-
-def _tensor_of(score_mod) -> Tensor | None:
-    """The tensor of a score_mod that gets a gradient."""
-    if isinstance(score_mod, ScoreMod) and score_mod.aux_index is not None:
-        tensor = score_mod.aux[score_mod.aux_index]
-        return tensor if isinstance(tensor, Tensor) else None
-    return None
-
-
-def _refuse_lost_gradients(options: dict) -> None:
-    """Raise a ValueError if a tensor asks for a gradient that is not defined."""
-    score_mod, mask_mod, blocks = (options[n] for n in ("score_mod", "mask_mod", "block_mask"))
-    others: dict[str, Any] = {"alibi_slopes": options["alibi_slopes"]}
-    if isinstance(score_mod, ScoreMod):
-        rest = enumerate(score_mod.aux)
-        others["score_mod.aux"] = tuple(x for n, x in rest if n != score_mod.aux_index)
-    others["mask_mod.aux"] = mask_mod.aux if isinstance(mask_mod, Mask) else ()
-    others["block_mask.mask.aux"] = () if blocks is None else blocks.mask.aux
-    for name, part in others.items():
-        if _needs_gradient(part):
-            raise ValueError(
-                f"{name} must not require a gradient, as none is defined; a ScoreMod can define "
-                "that of the tensor aux[aux_index]"
-            )
-
-
-def _needs_gradient(part) -> bool:
-    if isinstance(part, tuple):
-        return any(_needs_gradient(inner) for inner in part)
-    return isinstance(part, Tensor) and part.requires_grad
+    return forward(*autocast(q, k, v), *arguments)
 
 
 _SCHEMA = """Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? alibi_slopes,

@@ -1,13 +1,15 @@
 """What a kernel is handed besides Q, K, V and its results."""
 
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .. import dropout
 from ..device.functions import chain_aux
+from ..device.numba_cuda import cuda
 from ..launch import upload
+from ..packing import SeedWord
 from ..problem import Problem
 from ..tiling import PARTIAL
 
@@ -25,9 +27,8 @@ def extra_values(problem: Problem, tile_m: int, tile_n: int) -> tuple:
     )
 
 
-@lru_cache(maxsize=16)
-def _uploaded(problem: Problem, tile_m: int, tile_n: int):
-    return upload(extra_values(problem, tile_m, tile_n))
+_uploaded: WeakKeyDictionary[Problem, dict] = WeakKeyDictionary()
+"""By problem and tile sizes: the arguments, and what keeps them alive as long as the problem is."""
 
 
 def tile_kinds(problem: Problem, tile_m: int, tile_n: int) -> np.ndarray:
@@ -65,10 +66,8 @@ def _over_ranges(reduce, values, axis, first, last):
 def _dropout_numbers(problem: Problem) -> tuple:
     if problem.dropout_p == 0:
         return ()
-    seed = problem.seed
     return (
-        np.uint64(seed & 0xFFFFFFFF),
-        np.uint64(seed >> 32),
+        *SeedWord.pair(problem.seed),
         np.uint64(dropout.threshold(problem.dropout_p)),
         1 / (1 - problem.dropout_p),
     )
@@ -77,9 +76,15 @@ def _dropout_numbers(problem: Problem) -> tuple:
 def extra_arguments(problem: Problem, tile_m: int, tile_n: int) -> tuple:
     """``(mask_aux, range_aux, score_aux, lengths, listed, dropout)`` of a problem, in GPU memory.
 
-    Uploaded once a problem and, if it has a block list, once a pair of tile sizes.
+    Uploaded once a problem and, if it has a block list, once a pair of tile sizes; they stay as
+    long as the problem does.
     """
     if problem.block_mask is None:
         tile_m = tile_n = 0
-    arguments, _ = _uploaded(problem, tile_m, tile_n)
-    return arguments
+    known = _uploaded.setdefault(problem, {})
+    if (tile_m, tile_n) not in known:
+        arguments, owners = upload(extra_values(problem, tile_m, tile_n))
+        if owners:
+            cuda.default_stream().synchronize()  # other streams read the copies
+        known[tile_m, tile_n] = arguments, owners
+    return known[tile_m, tile_n][0]

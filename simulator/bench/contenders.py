@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from flash_numba.arrays import DeviceArray
 from flash_numba.ladder import Rung
+from flash_numba.plan import Plan
 
 from .cells import Cell
 from .truth import why_wrong
@@ -72,10 +74,9 @@ def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
     functions, spaces = rung.functions("forward"), []
     if hasattr(functions, "forward_workspace"):
         spaces.append(_space(functions.forward_workspace(problem), q.device))
-
-    def forward():
-        functions.forward(problem, *views, stream, *(DeviceArray.of(space) for space in spaces))
-
+    plan = Plan()  # so that the GPU never waits for the host
+    functions.forward(problem, *views, plan, *(DeviceArray.of(space) for space in spaces))
+    forward = partial(plan.ready(()), (), stream)
     forward()
     _check(rung, cell, inputs, {"o": o, "lse": lse})
     if cell.direction == "forward":
@@ -85,11 +86,9 @@ def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
     given = [*views, *(DeviceArray.of(x) for x in (inputs.do, *grads.values()))]
     back = rung.functions("backward")
     space = _space(back.workspace(problem), q.device)
-    memory = DeviceArray.of(space)
-
-    def backward():
-        back.backward(problem, *given, memory, None, stream)
-
+    plan = Plan()
+    back.backward(problem, *given, DeviceArray.of(space), None, plan)
+    backward = partial(plan.ready(()), (), stream)
     backward()
     _check(rung, cell, inputs, grads)
     return Contender(rung.name, backward, (inputs, o, lse, grads, space))

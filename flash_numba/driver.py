@@ -1,0 +1,172 @@
+"""The CUDA driver, called through ctypes: the only place that does. Needs neither numba nor torch.
+
+References
+----------
+NVIDIA, "CUDA Driver API": library management, execution control, memory management.
+"""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+LOCAL_BYTES, REGISTERS, SHARED_BYTES, CARVEOUT = 3, 4, 8, 9
+"""CUfunction_attribute: local memory and registers of a thread, allowed dynamic shared memory of a
+block, and how much of an L1 cache is shared memory (percent)."""
+
+_ALIGNMENT = 64
+"""Of a CUtensorMap."""
+
+_CLUSTER = 4
+"""CUlaunchAttributeID: blocks of a cluster along each axis."""
+
+
+@cache
+def driver() -> Any:
+    """The driver's library."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def check(status: int, call: str) -> None:
+    """Raise a RuntimeError unless a call of the driver succeeded."""
+    if status != 0:
+        name = ctypes.c_char_p()
+        driver().cuGetErrorName(status, ctypes.byref(name))
+        words = (name.value or b"unknown").decode()
+        raise RuntimeError(f"{call} failed with CUDA error {status} ({words})")
+
+
+class Function:
+    """A kernel's machine code in the driver.
+
+    Parameters
+    ----------
+    cubin : bytes
+        A cubin.
+    name : str
+        The kernel's name in it.
+    shared_bytes : int
+        Dynamic shared memory of a block, also above 48 KB.
+
+    Attributes
+    ----------
+    handle : ctypes.c_void_p
+        A CUkernel, good in the context of every device.
+    registers, local_bytes : int
+        Of a thread; local memory holds spills and arrays that are not in registers.
+    """
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int):
+        library, self.handle, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        none = (None, None, 0)
+        status = driver().cuLibraryLoadData(ctypes.byref(library), cubin, *none, *none)
+        check(status, "cuLibraryLoadData")
+        status = driver().cuLibraryGetKernel(ctypes.byref(self.handle), library, name.encode())
+        check(status, "cuLibraryGetKernel")
+        check(driver().cuCtxGetDevice(ctypes.byref(device)), "cuCtxGetDevice")
+        for attribute, value in ((SHARED_BYTES, shared_bytes), (CARVEOUT, 100)):
+            status = driver().cuKernelSetAttribute(attribute, value, self.handle, device)
+            check(status, "cuKernelSetAttribute")
+        self.registers, self.local_bytes = (
+            self._attribute(which, device) for which in (REGISTERS, LOCAL_BYTES)
+        )
+
+    def _attribute(self, which: int, device) -> int:
+        value = ctypes.c_int()
+        status = driver().cuKernelGetAttribute(ctypes.byref(value), which, self.handle, device)
+        check(status, "cuKernelGetAttribute")
+        return value.value
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
+
+
+class _Configuration(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class Shape(NamedTuple):
+    """How many threads a launch has.
+
+    Attributes
+    ----------
+    blocks, threads : int
+        Blocks of the grid (one axis) and threads of a block.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    cluster : int
+        Neighbouring blocks that form a cluster (cc 9.0 on); 1 = none.
+    """
+
+    blocks: int
+    threads: int
+    shared_bytes: int
+    cluster: int = 1
+
+
+class Launch:
+    """A launch all but ready: the stream is missing, and what changes in `words`.
+
+    Parameters
+    ----------
+    function : Function
+    shape : Shape
+    data : bytes
+        The parameters.
+    starts : sequence of int
+        Where each begins in it.
+
+    Attributes
+    ----------
+    words : array of ctypes.c_uint64
+        `data` on a 64-byte boundary, to be changed in place.
+    """
+
+    def __init__(self, function: Function, shape: Shape, data: bytes, starts: Sequence[int]):
+        room = (ctypes.c_char * (len(data) + _ALIGNMENT))()
+        first = -ctypes.addressof(room) % _ALIGNMENT
+        self.words = (ctypes.c_uint64 * (len(data) // 8)).from_buffer(room, first)
+        ctypes.memmove(self.words, data, len(data))
+        at = ctypes.addressof(self.words)
+        self._parameters = (ctypes.c_void_p * len(starts))(*(at + start for start in starts))
+        self._handle = function.handle
+        self._configuration = _Configuration((shape.blocks, 1, 1), (shape.threads, 1, 1))
+        self._configuration.shared_bytes = shape.shared_bytes
+        if shape.cluster > 1:
+            self._cluster = _Attribute(_CLUSTER, 0, (shape.cluster, 1, 1))
+            self._configuration.attributes = ctypes.pointer(self._cluster)
+            self._configuration.count = 1
+        self._reference = ctypes.byref(self._configuration)
+        self._launch = driver().cuLaunchKernelEx
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream; does not wait for the GPU."""
+        self._configuration.stream = stream
+        status = self._launch(self._reference, self._handle, self._parameters, None)
+        if status:
+            check(status, "cuLaunchKernelEx")
+
+
+def fill_zero(address: int, size: int, stream: int) -> None:
+    """Set `size` bytes of GPU memory to zero, in the order of a stream."""
+    status = driver().cuMemsetD8Async(
+        ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size), ctypes.c_void_p(stream)
+    )
+    check(status, "cuMemsetD8Async")
+
+
+def move_tensor_map(tensor_map: int, address: int) -> None:
+    """Let the CUtensorMap at address `tensor_map` of the host describe memory at `address`."""
+    status = driver().cuTensorMapReplaceAddress(
+        ctypes.c_void_p(tensor_map), ctypes.c_void_p(address)
+    )
+    check(status, "cuTensorMapReplaceAddress")

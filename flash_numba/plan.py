@@ -1,0 +1,152 @@
+"""Launches recorded once and run again on other arrays of the same shapes, strides and alignment.
+
+A rung's functions are handed a `Plan` in place of a stream, and addresses that are not known yet
+(see `addresses`). What they would have launched is then in the plan, its arguments packed but for
+those addresses: running it writes a few words and calls the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import driver
+from .driver import Function, Launch, Shape
+
+SEED = ("seed_low", "seed_high")
+"""Names of the two 32-bit words of dropout's seed, which a plan is handed like addresses."""
+
+
+class Patch(NamedTuple):
+    """A word of packed arguments that a run fills in.
+
+    Attributes
+    ----------
+    word : int
+        Which; of a tensor map the first.
+    name : str
+        Of `addresses.NAMES` or `SEED`.
+    offset : int
+        Bytes to add to the array's address.
+    is_map : bool
+        Whether the address belongs into a tensor map.
+    """
+
+    word: int
+    name: str
+    offset: int
+    is_map: bool = False
+
+
+class Packed(NamedTuple):
+    """Arguments of a kernel as Numba's calling convention has them.
+
+    Attributes
+    ----------
+    data : bytes
+    starts : tuple of int
+        Where each parameter begins in it, a multiple of 8; that of a tensor map, of 64.
+    patches : tuple of Patch
+    """
+
+    data: bytes
+    starts: tuple[int, ...]
+    patches: tuple[Patch, ...]
+
+
+class KernelStep(NamedTuple):
+    """A launch of a plan.
+
+    Attributes
+    ----------
+    function : Function
+    key : str or None
+        What `kernel_store` calls its machine code.
+    shape : Shape
+    packed : Packed
+    """
+
+    function: Function
+    key: str | None
+    shape: Shape
+    packed: Packed
+
+    def ready(self, names: Sequence[str]):
+        """A function of (addresses, stream) that launches; `names` says whose the addresses are."""
+        launch = Launch(self.function, self.shape, self.packed.data, self.packed.starts)
+        words = launch.words
+        writes = [(p.word, names.index(p.name), p.offset) for p in self.packed.patches]
+        maps = [write for write, p in zip(writes, self.packed.patches, strict=True) if p.is_map]
+        writes = [write for write in writes if write not in maps]
+        at = ctypes.addressof(words)
+
+        def run(addresses, stream):
+            for word, which, offset in writes:
+                words[word] = addresses[which] + offset
+            for word, which, offset in maps:
+                driver.move_tensor_map(at + 8 * word, addresses[which] + offset)
+            launch(stream)
+
+        return run
+
+
+class FillStep(NamedTuple):
+    """Bytes of a plan that are set to zero.
+
+    Attributes
+    ----------
+    name : str or None
+        Whose they are; None: at the real address `offset`.
+    offset, size : int
+    """
+
+    name: str | None
+    offset: int
+    size: int
+
+    def ready(self, names: Sequence[str]):
+        """As for `KernelStep`."""
+        which = None if self.name is None else names.index(self.name)
+
+        def run(addresses, stream):
+            start = 0 if which is None else addresses[which]
+            driver.fill_zero(start + self.offset, self.size, stream)
+
+        return run
+
+
+class Plan:
+    """What was recorded, in order.
+
+    Attributes
+    ----------
+    steps : list of KernelStep, FillStep or others with a method `ready`
+    """
+
+    def __init__(self, steps=()):
+        self.steps: list[Any] = list(steps)
+
+    def ready(self, names: Sequence[str]):
+        """The plan as a function of ``(addresses, stream)``.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Whose addresses a call hands over, in this order.
+
+        Returns
+        -------
+        callable
+            Threads may share it: one at a time writes its arguments and launches.
+        """
+        runs = tuple(step.ready(names) for step in self.steps)
+        lock = threading.Lock()
+
+        def run(addresses: Sequence[int], stream: int) -> None:
+            with lock:
+                for step in runs:
+                    step(addresses, stream)
+
+        return run

@@ -1,0 +1,23 @@
+"""torch tensors on the host that pass for tensors on a GPU; see `fake_gpu`."""
+
+import fake_gpu
+import pytest
+import torch
+
+from flash_numba import arrays
+from flash_numba.interop import torch_eager
+
+
+def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functions:
+    """Put the fake GPU in place for torch tensors too; its plans are forgotten afterwards."""
+    functions = fake_gpu.install(monkeypatch, functions=functions)
+    kind = type(arrays.kind_of("q", torch.empty(0)))
+    monkeypatch.setattr(kind, "device", lambda self, array: "cuda:0")
+    monkeypatch.setattr(kind, "stream", lambda self, like: 7)
+    monkeypatch.setattr(torch_eager, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(torch_eager, "_current_device", lambda: -1)
+    monkeypatch.setattr(torch_eager, "_stream", lambda device: 7)
+    monkeypatch.setattr(torch_eager, "_model", lambda device: ("Fake GPU",))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch_eager, "_calls", {})
+    return functions
