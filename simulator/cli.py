@@ -14,6 +14,7 @@ import typer.core
 
 from .bench.cli import EXAMPLES as BENCH_EXAMPLES
 from .bench.cli import bench
+from .claims_cli import claims_command
 from .trace_cli import trace_command
 from .viewer.cli import EXAMPLES as STEP_EXAMPLES
 from .viewer.cli import step
@@ -225,6 +226,7 @@ def _progress(jobs: list):
 
 app.command("trace")(trace_command)
 app.command(epilog=BENCH_EXAMPLES)(bench)
+app.command("claims")(claims_command)
 
 
 @app.command()

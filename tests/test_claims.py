@@ -1,0 +1,120 @@
+"""The ledger of claims: complete, with numbers, and judged as a person judges the numbers."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from simulator.claims import CLAIMS, TOPICS, VERDICTS, ledger
+from simulator.claims.algorithm import right_gradient
+from simulator.claims.claim import UNCHECKABLE, UNMEASURED, claim
+from simulator.claims.evidence import Attention, off_by
+from simulator.claims.memory import held
+from simulator.cli import app
+
+ROWS = {one.name: (one, found) for one, found in ledger()}
+
+MAY_BE_UNCHECKABLE = {
+    *("C38", "C41", "C46", "C49", "C67", "C73", "C76"),
+    *("C83", "C84", "C85", "C86", "C87", "C91", "C92", "C94"),
+}
+
+EXPECTED = {
+    "holds": "C02 C06 C11 C17 C30 C35 C60 C72",
+    "holds with conditions": "C01 C08 C12 C14 C15 C16 C19 C21 C25 C28 C29 C32 C33 C34 C37 C39 "
+    "C42 C44 C45 C48 C59 C62 C63 C64 C68 C69 C70 C74 C77 C78 C79 C80 C88 C89",
+    "wrong": "C03 C04 C07 C09 C10 C13 C18 C20 C22 C23 C24 C26 C27 C31 C36 C40 C43 C47 C50 C51 "
+    "C52 C53 C54 C56 C57 C58 C61 C65 C66 C71 C75 C81 C82 C90 C93 C95 "
+    "M01 M02 M03 M04 M05 M06 M07 M08 M09 M10",
+}
+"""Verdicts by hand: code that changes one must be right where this table is wrong."""
+
+
+def test_every_claim_is_there_once():
+    claims = [f"C{number:02}" for number in range(1, 96)]
+    misconceptions = [f"M{number:02}" for number in range(1, 11)]
+    assert sorted(CLAIMS) == claims + misconceptions
+    assert {one.topic for one in CLAIMS.values()} == set(TOPICS)
+    with pytest.raises(ValueError, match="C01 is there twice"):
+        claim("C01", "")(lambda: ROWS["C01"][1])
+
+
+@pytest.mark.parametrize("name", sorted(CLAIMS))
+def test_a_verdict_has_its_numbers(name):
+    one, found = ROWS[name]
+    assert found.verdict in VERDICTS
+    assert re.search(r"\d", found.measured), found.measured
+    assert found.exact
+    assert len(one.text) > 8
+    assert one.text.endswith(".")
+    assert not re.search(r"\bnan\b|\binf\b", found.measured)
+
+
+def test_only_these_cannot_be_checked_here():
+    assert {name for name, (_, found) in ROWS.items() if found.verdict == UNCHECKABLE} == (
+        MAY_BE_UNCHECKABLE
+    )
+    for name in MAY_BE_UNCHECKABLE:
+        assert "would decide" in ROWS[name][1].exact + ROWS[name][1].measured, name
+
+
+def test_verdicts():
+    by_verdict = {verdict: names.split() for verdict, names in EXPECTED.items()}
+    judged = {name: verdict for verdict, names in by_verdict.items() for name in names}
+    open_yet = {"C05", "C55"}
+    assert judged.keys() | open_yet | MAY_BE_UNCHECKABLE == CLAIMS.keys()
+    found = {name: ROWS[name][1].verdict for name in judged}
+    assert found == judged
+    for name in open_yet:
+        assert ROWS[name][1].verdict in (UNMEASURED, "holds with conditions", "wrong")
+
+
+def test_gradients_are_told_apart():
+    head = Attention(size=5, seed=3)
+    assert off_by(right_gradient(head), head.dQ) < 1e-7
+    assert off_by(1.01 * right_gradient(head), head.dQ) > 1e-3
+
+
+def test_what_is_held_is_counted_by_hand():
+    assert held(8, 4, flash=False) == 2 * (4 * 8 * 4 + 2 * 8 * 8)
+    assert held(8, 4, flash=True) == 2 * 4 * 8 * 4 + 4 * 8
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["claims", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_command_prints_a_topic():
+    text = " ".join(run("--topic", "misconceptions").split())
+    assert "10 claims: 10 wrong" in text
+    assert "M10" in text
+
+
+def test_command_tells_a_claim_in_full():
+    text = " ".join(run("c20", "M01").split())
+    assert "C20 (source 0 §2.2): HBM accesses fall" in text
+    assert "exactly: Θ(N²d²/M) (Theorem 2)" in text
+    assert "M01: Q, K and V are each loaded once." in text
+
+
+def test_command_prints_json():
+    rows = [json.loads(line) for line in run("--topic", "precision", "--json").splitlines()]
+    assert [row["name"] for row in rows] == ["C19", "C28", "C33", "C70", "C74", "C77"]
+    assert set(rows[0]) == {"name", "source", "text", "topic", "verdict", "exact", "measured"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["C96"], "claim must be one of"),
+        (["--topic", "weather"], "topic must be one of memory"),
+        (["C01", "--topic", "memory"], "cannot go with"),
+    ],
+)
+def test_command_refuses(arguments, message):
+    result = CliRunner().invoke(app, ["claims", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
