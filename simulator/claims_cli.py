@@ -30,9 +30,9 @@ def claims_command(
     ] = False,
 ) -> None:
     """Judge what popular texts say of FlashAttention, by counting and measuring."""
+    from .claims import CLAIMS, TOPICS, ledger
     from .options import exclude
     from .viewer.glyphs import print_in_own_letters
-    from .claims import CLAIMS, TOPICS, ledger
 
     exclude("--topic", topic is not None, "names of claims", bool(names))
     if topic is not None:

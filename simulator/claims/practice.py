@@ -208,12 +208,12 @@ def pipeline_decoding() -> Found:
 def linear_scaling() -> Found:
     """Near-linear scaling to 256 GPUs at 8K tokens."""
     rows = 8192 // 256
-    needed = H100.matmul_flops_per_s("bf16") / (2 * rows / 2)
+    needed = H100.matmul_flops_per_s("bf16") / rows
     return Found(
         UNCHECKABLE,
         "a GPU with N/p queries does 4·(N/p)·d FLOPs for each key that it receives as 4d bytes "
         "(K and V, "
-        "bf16): N/p FLOPs a byte",
+        "bf16): N/p FLOPs a byte. A run on them would decide",
         f"a sequence over 256 GPUs leaves {rows} queries each: products at an H100's peak would "
         "need "
         f"{needed / 1e12:.1f} TB/s a GPU, more than its HBM; plausible only as data parallelism",
@@ -347,7 +347,8 @@ def thirteen_billion() -> Found:
     shares = {gpu.name: rate / gpu.matmul_flops_per_s("bf16") for gpu in (A100, H100)}
     return Found(
         UNCHECKABLE,
-        "6·P·N FLOPs a sample at least (forward and backward of the weights alone)",
+        "6·P·N FLOPs a sample at least (forward and backward of the weights alone); the run's log "
+        "would decide",
         f"8,192 tokens a sample: {rate / 1e12:.0f} TFLOP/s, "
         + ", ".join(f"{share:.0%} of an {name}'s bf16 peak" for name, share in shares.items())
         + ": impossible on the first, hardly credible on the second",
