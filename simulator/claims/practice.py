@@ -295,7 +295,7 @@ def protein_model() -> Found:
         UNCHECKABLE,
         "triangle attention is N rows of N x N: N³ scores a head, which FlashAttention need not "
         "store; "
-        "the pair representation N²·c remains",
+        "the pair representation N²·c remains; a run at that length would decide",
         f"5,000 residues, bf16: pair representation {si(pair)} a copy, scores of 4 heads "
         f"{si(triangle)} "
         "where they are stored; five copies of the former pass 32 GB",
