@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from flash_numba.checks import one_of
-
 
 def claims_command(
     names: Annotated[
@@ -30,6 +28,8 @@ def claims_command(
     ] = False,
 ) -> None:
     """Judge what popular texts say of FlashAttention, by counting and measuring."""
+    from flash_numba.checks import one_of
+
     from .claims import CLAIMS, TOPICS, ledger
     from .options import exclude
     from .viewer.glyphs import print_in_own_letters
