@@ -20,17 +20,9 @@ RESULTS = Path(__file__).parent / "results" / "copy_sectors.json"
 CASES = 240
 SPACE = 1 << 17
 """16-byte pieces of global memory that sources lie in."""
-METRICS = {
-    "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    "set_conflicts": "l1tex__t_set_conflicts_pipe_lsu_mem_global_op_ld.sum",
-    "set_accesses": "l1tex__t_set_accesses_pipe_lsu_mem_global_op_ld.sum",
-    "wavefronts": "l1tex__t_output_wavefronts_pipe_lsu_mem_global_op_ld.sum",
-    "copied_sectors": "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
-    "all_copied_sectors": "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
-    "shared_wavefronts": "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
-    "shared_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts.sum",
-}
+METRIC = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
+OWN_SECTORS = 16
+"""Sectors that the warp loads to learn its addresses."""
 
 
 def patterns() -> list[tuple[list[int], list[int]]]:
@@ -56,13 +48,13 @@ def patterns() -> list[tuple[list[int], list[int]]]:
 
 def run_on_gpu() -> None:
     """Launch every case, where ncu looks."""
-    from numba import cuda, float32
+    from flash_numba.device.async_copies import copy16_async, copy_wait_all
 
-    from flash_numba.device.ptx import copy16_async, copy_wait_all
+    from flash_numba.device.numba_cuda import cuda, types
 
     @cuda.jit
     def copies(memory, places, out):
-        tile = cuda.shared.array(8192, float32, alignment=16)
+        tile = cuda.shared.array(8192, types.float32, alignment=16)
         lane = cuda.threadIdx.x
         source, target = places[0, lane], places[1, lane]
         if source >= 0:
@@ -91,7 +83,7 @@ def main():
     from common import machine
 
     command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    command += ["--profile-from-start", "off", "--metrics", ",".join(METRICS.values())]
+    command += ["--profile-from-start", "off", "--metrics", METRIC]
     result = subprocess.run(
         [*command, sys.executable, __file__, "--run"], capture_output=True, text=True
     )
@@ -104,7 +96,7 @@ def main():
         {
             "source": source,
             "target": target,
-            **{name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()},
+            "sectors": int(row[METRIC].replace(",", "")) - OWN_SECTORS,
         }
         for (source, target), row in zip(patterns(), rows, strict=True)
     ]

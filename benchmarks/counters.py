@@ -19,7 +19,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from counter_cases import CASES, case_named, launches, run
+from counter_cases import CASES, case_named, launches, run, traced
 
 RESULTS = Path(__file__).parent / "results" / "h200_counters.json"
 METRICS = (
@@ -145,6 +145,7 @@ def matched(name: str, expected: list, rows: list[dict]) -> list[dict]:
             "blocks": launch.blocks,
             "threads": launch.threads,
             "shared_bytes": launch.shared_bytes,
+            "fingerprint": traced(launch, blocks=()).fingerprint,
             "counters": row["counters"],
         }
         for launch, row in zip(expected, rows, strict=True)

@@ -162,7 +162,7 @@ def test_memory_is_as_after_a_full_run_where_every_block_ran():
 def test_wrong_requests():
     with pytest.raises(ValueError, match="blocks must be indices or 'representative', got 'some'"):
         trace(doubled, blocks="some")
-    with pytest.raises(ValueError, match="needs count=True"):
+    with pytest.raises(ValueError, match="needs count=True and tiles=False"):
         trace(doubled, blocks="representative", count=False)
 
 

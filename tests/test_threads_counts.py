@@ -15,7 +15,7 @@ import traced_kernels as kernels
 from bug_zoo import empty, vector
 
 from simulator.threads import trace
-from simulator.threads.passes import passes, sectors
+from simulator.threads.passes import copy_sectors, passes, sectors
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -178,6 +178,18 @@ def test_passes_are_those_of_a_gpu():
             assert size == 16
             assert (at < 0).any()
     assert other_conflicts == 2
+
+
+def test_copied_sectors_are_those_of_a_gpu():
+    """Where lanes have own targets; an H200 merges copies to one target, which is a race."""
+    found = json.loads((RESULTS / "copy_sectors.json").read_text())["cases"]
+    own = [one for one in found if len(set(one["target"])) == 32]
+    assert len(own) >= 220
+    sources = np.array([one["source"] for one in own])
+    targets = np.array([one["target"] for one in own]) * 16
+    sources = np.where(sources < 0, -1, sources * 16 + (1 << 20))
+    predicted = copy_sectors(sources, targets)
+    assert predicted.tolist() == [one["sectors"] for one in own]
 
 
 def test_two_byte_neighbours_share_a_word():

@@ -167,7 +167,7 @@ def test_asynchronous_copy_is_counted_apart():
     assert report.count("global", "load", traffic="").instructions == 0
     assert report.count("shared", "store").passes == 0
     hardware = report.hardware()
-    assert hardware["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] == 17
+    assert hardware["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] == 16
     assert hardware["smsp__inst_executed_op_ldgsts.sum"] == 1
     assert hardware["smsp__inst_executed_op_shared_st.sum"] == 0
 

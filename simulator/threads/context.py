@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .errors import KernelError
+from .log import CODE_BITS, LOAD, NOWHERE
 from .order import Sync
 from .runtime import Runtime
 from .thread import Thread
@@ -28,31 +29,31 @@ class Context:
     """The running thread, or threads, and their block."""
 
     def __init__(self, runtime: Runtime):
-        self._runtime = runtime
+        self.runtime = runtime
 
     @property
     def thread(self) -> Thread:
         """The running thread, with ``x, y, z, tid, warp, lane``; the first one of a warp."""
-        return self._runtime.thread
+        return self.runtime.thread
 
     @property
     def members(self) -> list[Thread]:
         """The threads that run this instruction together, in order."""
-        return self._runtime.members or [self._runtime.thread]
+        return self.runtime.members or [self.runtime.thread]
 
     @property
     def block(self) -> dict:
         """State that lasts as long as the block; empty at its start."""
-        return self._runtime.block_state
+        return self.runtime.block_state
 
     @property
     def checking(self) -> bool:
         """Whether errors are looked for."""
-        return self._runtime.checking
+        return self.runtime.checking
 
     def error(self, kind: str, message: str) -> KernelError:
         """An error to raise at the line that runs; `kind` is one of `errors.KINDS`."""
-        return self._runtime.error(kind, message)
+        return self.runtime.error(kind, message)
 
     def wait(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
         """Stop the running thread until `condition` holds; only with scope "thread".
@@ -65,7 +66,7 @@ class Context:
             For the report of a deadlock, such as "full[1], phase 0: 0 of 128 arrivals".
         """
         if not condition():
-            self._runtime.wait_until(condition, what)
+            self.runtime.wait_until(condition, what)
 
     def meet(self, key, count: int, wait: bool = True) -> None:
         """A barrier between `count` threads of the block, as ``bar.sync`` and ``bar.arrive``.
@@ -107,15 +108,15 @@ class Context:
 
     def release(self, sync: Sync) -> None:
         """What the running threads did so far comes before what follows an acquire of `sync`."""
-        self._runtime.cut()
+        self.runtime.cut()
         for thread in self.members:
-            self._runtime.order.release(thread, sync)
+            self.runtime.order.release(thread, sync)
 
     def acquire(self, sync: Sync) -> None:
         """What was released into `sync` comes before what the running threads do now."""
-        self._runtime.cut()
+        self.runtime.cut()
         for thread in self.members:
-            self._runtime.order.acquire(thread, sync)
+            self.runtime.order.acquire(thread, sync)
 
     @contextmanager
     def copy(self, channel, moment: int) -> Iterator[None]:
@@ -133,7 +134,7 @@ class Context:
             From 1 on, never less than before in this channel: which of the copies this one is.
             Several may share a moment: they are waited for together.
         """
-        runtime = self._runtime
+        runtime = self.runtime
         runtime.cut()
         runtime.flying = (runtime.order.channel(channel), moment)
         try:
@@ -145,9 +146,12 @@ class Context:
 
     def finish(self, channel, moment: int) -> None:
         """The running threads know that copies of a channel are finished, up to `moment`."""
-        runtime = self._runtime
+        runtime = self.runtime
         runtime.cut()
         runtime.order.finish(self.members, channel, moment, len(runtime.log.words))
+
+
+CODE = (1 << CODE_BITS) - 1
 
 
 class Groups:
@@ -169,7 +173,18 @@ class Groups:
     def copy(self, emulate, operands) -> Any:
         """Run `emulate`, whose accesses are copies of the group that is open."""
         with self.context.copy(self._channel(), self._committed() + 1):
-            return emulate(*operands)
+            return self._in_step(emulate, operands)
+
+    def _in_step(self, emulate, operands) -> Any:
+        """A copy that only writes zeros logs that it read nothing, as its warp's others read."""
+        runtime = self.context.runtime
+        words = runtime.log.words
+        start = len(words)
+        result = emulate(*operands)
+        if len(words) == start + 1:
+            site: Any = runtime.log.sites[words[start] & CODE]
+            words.insert(start, NOWHERE << CODE_BITS | runtime.code(LOAD, site.size))
+        return result
 
     def commit(self) -> None:
         """Close the group; the next copies are another one."""

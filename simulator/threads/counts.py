@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from .arrays import Memory
-from .grouping import Instructions
-from .log import STORE, Log
-from .passes import SECTOR_BYTES, distinct, passes, sectors
+from .grouping import INACTIVE, Instructions
+from .log import LOAD, NOWHERE, STORE, Log
+from .passes import SECTOR_BYTES, copy_sectors, distinct, passes, sectors
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Count:
         Passes over shared memory ("wavefronts"), and those of them that bank conflicts cost.
     partial : int
         Instructions in which not all lanes of the warp take part.
+    counted_sectors : int
+        Sectors as a counter of the hardware has them (`passes.copy_sectors`); else `sectors`.
     """
 
     instructions: int = 0
@@ -40,6 +42,7 @@ class Count:
     passes: int = 0
     conflicts: int = 0
     partial: int = 0
+    counted_sectors: int = 0
 
     def add(self, other: Count) -> None:
         """Add `other` to this."""
@@ -98,7 +101,11 @@ class Counter:
 
     def add(self, instructions: Instructions, lanes_of_warp: np.ndarray) -> None:
         """Count instructions; `lanes_of_warp` says how many threads each warp has."""
+        counted = self._copied(instructions)
         codes, addresses, warps = instructions
+        addresses = np.where(addresses == NOWHERE, INACTIVE, addresses)
+        some = addresses.max(axis=1) >= 0
+        codes, addresses, warps = codes[some], addresses[some], warps[some]
         if not len(codes):
             return
         memory_of = self._memory_of(addresses.max(axis=1))
@@ -115,6 +122,7 @@ class Counter:
                 table[5, rows], table[6, rows] = passes(addresses[rows], int(size), stores)
         table[5:7, shared & self._bypasses(codes)] = 0
         table[7] = active < lanes_of_warp[warps]
+        table[8] = np.where(counted[some] >= 0, counted[some], table[3])
         keys = codes * len(self.memories) + memory_of
         unique, row_of = np.unique(keys, return_inverse=True)
         sums = np.zeros((len(unique), len(COLUMNS)), np.int64)
@@ -124,6 +132,30 @@ class Counter:
         for key, total in zip(unique.tolist(), sums, strict=True):
             pair = divmod(key, len(self.memories))
             self.totals[pair] = self.totals.get(pair, 0) + total
+
+    def _copied(self, instructions: Instructions) -> np.ndarray:
+        """For the loads of asynchronous copies, the sectors that are counted; else -1.
+
+        A copy is a load and a store at one position: the n-th of a warp belong together.
+        """
+        codes, addresses, warps = instructions
+        counted = np.full(len(codes), -1)
+        sites, stores = self.log.sites, {}
+        for code in np.unique(codes).tolist():
+            site = sites[code]
+            if site and site.traffic == "cp.async" and site.operation == STORE:
+                stores[site.place, site.column] = code
+        for code in np.unique(codes).tolist():
+            site = sites[code]
+            if not (site and site.traffic == "cp.async" and site.operation == LOAD):
+                continue
+            loads = np.flatnonzero(codes == code)
+            targets = np.flatnonzero(codes == stores.get((site.place, site.column), -1))
+            loads = loads[np.argsort(warps[loads], kind="stable")]
+            targets = targets[np.argsort(warps[targets], kind="stable")]
+            if len(loads) == len(targets):
+                counted[loads] = copy_sectors(addresses[loads], addresses[targets])
+        return counted
 
     def _memory_of(self, addresses):
         bases = np.array([memory.base for memory in self.memories])

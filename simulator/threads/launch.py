@@ -22,6 +22,7 @@ from .sample import Sample
 from .scalars import argument, dtype_name
 from .schedule import Block
 from .thread import Dim3
+from .tiles import Phase, phase
 from .translate.functions import Functions
 from .translate.kinds import Kind, of_value
 from .translate.link import classify
@@ -110,6 +111,8 @@ class Launch:
         threads = math.prod(configured.block)
         if self.order is not None and sorted(self.order) != list(range(threads)):
             raise ValueError(f"order must hold each of 0 to {threads - 1} once, got {self.order}")
+        self.phases: list[Phase] | None = [] if options["tiles"] else None
+        self.arrays: dict[str, Array] = {}
         counting = options["count"]
         checking = counting and options["check"]
         self.runtime = Runtime(counting, checking, options["errors"] == "collect", options["turns"])
@@ -125,6 +128,9 @@ class Launch:
         names = self._parameters(args)
         self.globals.plan(_arrays(args))
         values = [self._value(value, name) for name, value in zip(names, args, strict=True)]
+        self.arrays = {
+            name: one for name, one in zip(names, values, strict=True) if isinstance(one, Array)
+        }
         kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
         dynamic = self.configured.shared_bytes
         if self.shared.static_bytes + dynamic > MOST_SHARED_BYTES:
@@ -171,6 +177,9 @@ class Launch:
             list(dict.fromkeys(self.functions.run_time_indices)),
             self.shared.static_bytes + self.shared.dynamic_bytes,
             tuple(sampled),
+            self.functions.fingerprint(),
+            self.phases,
+            self.arrays,
         )
 
     def _parameters(self, args) -> list[str]:
@@ -225,6 +234,9 @@ class Launch:
                 return
             words = np.array(runtime.log.words)
             if len(words):
+                if self.phases is not None:
+                    sites = runtime.log.sites
+                    self.phases.append(phase(number, words, segments, sites, self.arrays))
                 counter.add(group(words, members, segments, places), lanes)
                 if self.races:
                     self.races.check(words, segments)
@@ -259,6 +271,7 @@ def trace(
     blocks=None,
     order=None,
     turns: int = 1_000_000,
+    tiles: bool = False,
 ) -> Tracer:
     """Run a CUDA kernel thread by thread on the CPU: ``trace(kernel)[grid, block](*args)``.
 
@@ -280,6 +293,8 @@ def trace(
         same result in any.
     turns : int
         Turns of unbounded loops after which a thread is said to run away.
+    tiles : bool
+        Keep what `Report.tile_steps` needs; all blocks must run.
 
     Returns
     -------
@@ -294,10 +309,17 @@ def trace(
     """
     if isinstance(blocks, str) and blocks != "representative":
         raise ValueError(f"blocks must be indices or 'representative', got {blocks!r}")
-    if blocks == "representative" and not count:
-        raise ValueError("blocks='representative' needs count=True: it is about counts")
+    if blocks == "representative" and (tiles or not count):
+        raise ValueError("blocks='representative' needs count=True and tiles=False")
     if errors not in ("raise", "collect"):
         raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
     return Tracer(
-        kernel, count=count, check=check, errors=errors, blocks=blocks, order=order, turns=turns
+        kernel,
+        count=count,
+        check=check,
+        errors=errors,
+        blocks=blocks,
+        order=order,
+        turns=turns,
+        tiles=tiles,
     )

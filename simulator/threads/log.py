@@ -15,6 +15,9 @@ import numpy as np
 from .errors import Place, fail
 
 CODE_BITS = 16
+NOWHERE = 0
+"""Address of a copy that reads nothing and writes zeros, so that its lane keeps step."""
+
 LOAD, STORE, ATOMIC = "load", "store", "atomic"
 
 

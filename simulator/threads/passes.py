@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 LANES, BANKS, BANK_BYTES, SECTOR_BYTES = 32, 32, 4, 32
+LINE_BYTES = 128
 
 
 def sectors(addresses: np.ndarray) -> np.ndarray:
@@ -17,6 +18,24 @@ def sectors(addresses: np.ndarray) -> np.ndarray:
         straddles two sectors.
     """
     return distinct(np.where(addresses < 0, -1, addresses // SECTOR_BYTES))
+
+
+def copy_sectors(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Load sectors that Nsight Compute counts for each warp instruction of ``cp.async``.
+
+    Parameters
+    ----------
+    sources, targets : int arrays (n, 32)
+        First byte of each lane in global and in shared memory; not positive where nothing is read.
+
+    Notes
+    -----
+    One for each 32-byte sector of shared memory that a 128-byte line of global memory is copied to:
+    data that lies differently in its sectors there is counted more than once. An H200 counts so in
+    each of the patterns of benchmarks/results/copy_sectors.json whose lanes have own targets.
+    """
+    pairs = sources // LINE_BYTES * (1 << 32) + targets // SECTOR_BYTES
+    return distinct(np.where(sources <= 0, -1, pairs))
 
 
 def distinct(values: np.ndarray) -> np.ndarray:

@@ -163,8 +163,9 @@ def chosen(one: slice, n: int) -> tuple[int, int, int]:
     return first, size, 1
 
 
-def block_range(*bounds: Any):
+def block_range(*given):
     """``range``; what depends on the block stays known to, and must give as many turns in all."""
+    bounds: Any = given
     tagged = next((one for one in bounds if one.__class__ is PerBlock), None)
     if tagged is None:
         return range(*bounds)

@@ -13,7 +13,7 @@ import numpy as np
 
 from .arrays import Memory
 from .errors import Finding, KernelError, Place
-from .log import ATOMIC, CODE_BITS, LOAD, STORE
+from .log import ATOMIC, CODE_BITS, LOAD, NOWHERE, STORE
 from .runtime import Runtime
 
 WRITE, READ, UPDATE = 0, 1, 2
@@ -120,7 +120,7 @@ class RaceFinder:
         value = np.cumsum(stores[codes]) - 1
         which = np.repeat(np.arange(len(segments)), counts)
         at = np.arange(len(words))
-        real = kinds[codes] >= 0
+        real = (kinds[codes] >= 0) & (words >> CODE_BITS != NOWHERE)
         parts = (one[real] for one in (words >> CODE_BITS, codes, which, value, at))
         found = self._by_cell(*parts)
         found = found._replace(kind=kinds[found.code])

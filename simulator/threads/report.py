@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .arrays import Memory
-from .counts import Count
+from .counts import BYPASS, Count
 from .errors import Finding, Place
 from .log import Site
+from .tiles import steps
 
 
 @dataclass
@@ -64,6 +65,10 @@ class Report:
     sampled : tuple of Sampled
         With ``blocks="representative"``, which blocks were counted for how many; if that could not
         be told, one string that says why every block ran.
+    fingerprint : str
+        Changes when the source of the kernel, or of a function or intrinsic in it, does.
+    phases, arrays
+        What `tile_steps` sorts (`tiles.Phase`), and the traced arrays by argument.
     """
 
     kernel: str
@@ -78,6 +83,9 @@ class Report:
     run_time_indices: list[Place] = field(default_factory=list)
     shared_bytes: int = 0
     sampled: tuple = ()
+    fingerprint: str = ""
+    phases: list | None = None
+    arrays: dict = field(default_factory=dict)
 
     def count(self, space=None, operation=None, array=None, line=None, traffic=None) -> Count:
         """Sum over the entries that match.
@@ -114,6 +122,18 @@ class Report:
             found.setdefault(entry.site.place, Count()).add(entry.count)
         return dict(sorted(found.items(), key=lambda one: -one[1].sectors - one[1].passes))
 
+    def tile_steps(self, axes: dict[str, str], tile_m: int, tile_n: int) -> Tally:
+        """Elements that each tile step moved of each tensor (`tiles.steps`).
+
+        Raises
+        ------
+        ValueError
+            If the trace did not keep them.
+        """
+        if self.phases is None:
+            raise ValueError("tile_steps needs a trace with tiles=True")
+        return steps(self.phases, self.arrays, axes, tile_m, tile_n)
+
     @property
     def total_flops(self) -> Tally:
         """Floating-point operations by kind."""
@@ -130,26 +150,34 @@ class Report:
 
         Notes
         -----
-        A warp instruction of ``cp.async`` counts a sector more than it moves (measured on an H200).
-        Loads that the compiler merges or drops still count here: instructions and passes of shared
-        loads are those of the source.
+        Sectors of ``cp.async`` follow `passes.copy_sectors`. Bulk copies and wgmma do not go
+        through the load/store unit and are in none of these. Loads that the compiler merges or
+        drops still count here: instructions and passes of shared loads are those of the source.
         """
-        load, store = self.count("global", "load"), self.count("global", "store")
+        through = [e for e in self.entries if e.site.traffic not in BYPASS]
         copies = self.count("global", "load", traffic="cp.async")
-        shared_load = self.count("shared", "load")
-        shared_store = self.count("shared", "store")
-        bypass = self.count("shared", "store", traffic="cp.async")
-        return {
-            "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": load.sectors + copies.instructions,
-            "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": store.sectors,
-            "smsp__inst_executed_op_shared_ld.sum": shared_load.instructions,
-            "smsp__inst_executed_op_shared_st.sum": shared_store.instructions - bypass.instructions,
-            "smsp__inst_executed_op_ldgsts.sum": copies.instructions,
-            "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": shared_load.passes,
-            "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum": shared_store.passes,
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum": shared_load.conflicts,
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum": shared_store.conflicts,
+
+        def total(space, operation, part):
+            wanted = (space, operation)
+            chosen = (e for e in through if (e.memory.space, e.site.operation) == wanted)
+            return sum(getattr(entry.count, part) for entry in chosen)
+
+        load = total("global", "load", "sectors") + copies.counted_sectors
+        found = {
+            "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": load,
+            "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": total("global", "store", "sectors"),
+            "smsp__inst_executed_op_ldgsts.sum": self.count(
+                "shared", "store", traffic="cp.async"
+            ).instructions,
         }
+        for name, operation in (("ld", "load"), ("st", "store")):
+            for metric, part in (
+                ("smsp__inst_executed_op_shared_", "instructions"),
+                ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_", "passes"),
+                ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_", "conflicts"),
+            ):
+                found[f"{metric}{name}.sum"] = total("shared", operation, part)
+        return found
 
     def as_dict(self) -> dict:
         """All of it as plain values, ready for JSON."""
@@ -158,6 +186,7 @@ class Report:
             "grid": list(self.grid),
             "block": list(self.block),
             "blocks": self.blocks,
+            "fingerprint": self.fingerprint,
             "sampled": [
                 one if isinstance(one, str) else {**one._asdict(), "block": list(one.block)}
                 for one in self.sampled

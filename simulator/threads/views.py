@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from rich.console import Group
 from rich.markup import escape
@@ -110,6 +112,59 @@ def advice(report: Report) -> list[str]:
         "constant once loops are unrolled, so the array cannot stay in registers"
         for place in report.run_time_indices
     ]
+
+
+def beside_hardware(report: Report, counters: dict[str, int]) -> Table:
+    """What the source predicts beside what Nsight Compute measured.
+
+    Parameters
+    ----------
+    report : Report
+    counters : dict of metric to count
+        Those of one launch, as benchmarks/results/h200_counters.json has them.
+    """
+    table = Table(title="Predicted and measured", title_justify="left", box=None)
+    table.add_column("metric")
+    table.add_column("predicted", justify="right")
+    table.add_column("measured", justify="right")
+    table.add_column("")
+    for metric, value in report.hardware().items():
+        measured = counters.get(metric)
+        if measured is None:
+            note = "not measured"
+        elif measured == value:
+            note = "equal"
+        elif "inst_executed" in metric:
+            note = f"source-level: the compiler changed {measured - value:+,}"
+        else:
+            note = f"{measured - value:+,}"
+        shown = "-" if measured is None else f"{measured:,}"
+        table.add_row(metric, f"{value:,}", shown, note)
+    return table
+
+
+def tile_table(traced: Counter, simulated: Counter) -> Table:
+    """Traffic by tile step as a kernel made it, beside the tile simulator's.
+
+    Parameters
+    ----------
+    traced : Counter of Step
+        `Report.tile_steps`.
+    simulated : Counter of Step
+        `tiles.logged` of the simulator's event log.
+    """
+    table = Table(title="Elements of global memory by tile step", title_justify="left", box=None)
+    table.add_column("tensor")
+    table.add_column("direction")
+    for name in ("query tile", "key tile", "kernel", "simulator"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for step in sorted({*traced, *simulated}):
+        tiles = ("-" if tile < 0 else str(tile) for tile in (step.m_block, step.n_block))
+        a, b = traced[step], simulated[step]
+        note = "" if a == b else "differs"
+        table.add_row(step.tensor, step.direction, *tiles, f"{a:,}", f"{b:,}", note)
+    return table
 
 
 def at_line(report: Report, line: int, array: str | None = None) -> Entry:

@@ -18,6 +18,7 @@ from ..mathematics import divide
 from ..memory import SharedMemory
 from ..runtime import Runtime
 from ..scalars import F64, argument
+from .fingerprint import Fingerprint
 from .flops import BlockCounters
 from .infer import Analysis
 from .kinds import ANY, Kind, of_value
@@ -76,6 +77,7 @@ class Functions:
             "_local_view": LocalView,
             "_by_data": runtime.alike.by_data if runtime.alike is not None else None,
         }
+        self.sources = Fingerprint()
         self._global_array = global_array
         self._analyses: dict[tuple, Analysis | None] = {}
         self._compiled: dict[int, Any] = {}
@@ -134,6 +136,7 @@ class Functions:
         self.run_time_indices += run_time_indices(analysis)
         code = analysis.function.__code__
         rewriter = FlowRewriter(analysis, self)
+        self.sources.function(analysis.function, analysis.body)
         name = code.co_name.strip("<>")
         node = rewriter.function(name)
         module = ast.fix_missing_locations(ast.Module([node], []))
@@ -265,6 +268,10 @@ class Functions:
                 self._fenced = True
             self._instructions[id(operation)] = instruction(self.runtime, operation)
         return self._instructions[id(operation)]
+
+    def fingerprint(self) -> str:
+        """See `Report.fingerprint`."""
+        return str(self.sources)
 
     @property
     def fenced(self) -> bool:

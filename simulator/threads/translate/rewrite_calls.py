@@ -112,6 +112,7 @@ class CallRewriter(AccessRewriter):
 
     def _call_intrinsic(self, node, operation):
         """An instruction: its emulation, told where it stands if it may touch memory."""
+        self.functions.sources.intrinsic(operation)
         if is_plain(operation) and self._is_scalar_call(node):
             result = self._plain(node, self.bind(operation.emulate, "intrinsic"))
             return result if self.kind(node).name in FLOATS else call("_argument", result)
