@@ -15,6 +15,7 @@ from functools import cache
 from ..arrays import DeviceArray
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.plain_copies import make_store_matrix
+from ..device.ptx import load4_global, store4_global
 from ..device.schedule import block_of, make_keys_of
 from ..device.scores import (
     make_change_scores,
@@ -130,10 +131,17 @@ def make_softmax(tiles: SquareTiles, has_lengths: bool):
         while row < stop:
             row_max, row_sum = softmax_of_row(gS, row, seqlen_k, lane)
             divisor = row_sum if row_sum != 0 else types.float32(1)
-            column = types.int64(lane)
-            while column < seqlen_k:
-                gP[row, column] = math.exp(gS[row, column] - finite(row_max)) / divisor
-                column += WARP
+            shift, share = finite(row_max), types.float32(1) / divisor
+            column = types.int64(4 * lane)
+            while column + 4 <= seqlen_k:
+                a, b, c, d = load4_global(gS, (row, column))
+                a, b = math.exp(a - shift) * share, math.exp(b - shift) * share
+                c, d = math.exp(c - shift) * share, math.exp(d - shift) * share
+                store4_global(gP, (row, column), (a, b, c, d))
+                column += 4 * WARP
+            column = seqlen_k // 4 * 4 + lane
+            if column < seqlen_k:
+                gP[row, column] = math.exp(gS[row, column] - shift) * share
             if lane == 0:
                 LSE[batch, head, row] = row_max + math.log(divisor)
             row += warps

@@ -16,6 +16,7 @@ from ..arrays import DeviceArray, contiguous
 from ..device.dropout import make_drop_weights
 from ..device.numba_cuda import cuda, kernel, room, types
 from ..device.plain_copies import make_store_matrix
+from ..device.ptx import load4_global, store4_global
 from ..device.schedule import block_of, make_keys_of
 from ..device.warp_rows import WARP, sum_of_warp
 from ..launch import allows_vectors, launch
@@ -107,6 +108,13 @@ def make_score_gradients(
             return -dLSE[0][batch, head, row]
         return types.float32(0)
 
+    @room
+    def gradient(p, dp, delta, slope):
+        ds = p * (dp - delta) if p != 0 else types.float32(0)
+        if has_slopes:
+            return ds * slope if ds != 0 else types.float32(0)
+        return ds
+
     @kernel(tiles.threads)
     def standard_dS(P, dP, dS, Delta, dLSE, scale, lengths):
         tid = types.uint32(cuda.threadIdx.x)
@@ -119,22 +127,34 @@ def make_score_gradients(
         row, stop = m_block * tile + warp, min((m_block + 1) * tile, seqlen_q)
         while row < stop:
             total = start(dLSE, batch, head, row) if lane == 0 else types.float32(0)
-            column = types.int64(lane)
-            while column < seqlen_k:
+            column = types.int64(4 * lane)
+            while column + 4 <= seqlen_k:
+                w, x = load4_global(gP, (row, column)), load4_global(gdP, (row, column))
+                total += (w[0] * x[0] + w[1] * x[1]) + (w[2] * x[2] + w[3] * x[3])
+                column += 4 * WARP
+            column = seqlen_k // 4 * 4 + lane
+            if column < seqlen_k:
                 total += gP[row, column] * gdP[row, column]
-                column += WARP
             delta = sum_of_warp(total)
             if with_delta and lane == 0:
                 Delta[0][batch, head, row] = delta
-            column = types.int64(lane)
-            while column < seqlen_k:
+            column = types.int64(4 * lane)
+            while column + 4 <= seqlen_k:
+                w, x = load4_global(gP, (row, column)), load4_global(gdP, (row, column))
+                slopes = load4_global(gdS, (row, column)) if has_slopes else w
+                four = (
+                    scale * gradient(w[0], x[0], delta, slopes[0]),
+                    scale * gradient(w[1], x[1], delta, slopes[1]),
+                    scale * gradient(w[2], x[2], delta, slopes[2]),
+                    scale * gradient(w[3], x[3], delta, slopes[3]),
+                )
+                store4_global(gdS, (row, column), four)
+                column += 4 * WARP
+            column = seqlen_k // 4 * 4 + lane
+            if column < seqlen_k:
                 p, dp = gP[row, column], gdP[row, column]
-                ds = p * (dp - delta) if p != 0 else types.float32(0)
-                if has_slopes:
-                    slope = gdS[row, column]
-                    ds = ds * slope if ds != 0 else types.float32(0)
-                gdS[row, column] = scale * ds
-                column += WARP
+                slope = gdS[row, column] if has_slopes else p
+                gdS[row, column] = scale * gradient(p, dp, delta, slope)
             row += warps
 
     return standard_dS
