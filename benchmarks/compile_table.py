@@ -14,7 +14,6 @@ from pathlib import Path
 
 from flash_numba.kernels.builds import Build, all_builds, listed_builds, prepare
 from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release, static_shared_bytes
-from flash_numba.ladder import RUNGS
 from flash_numba.launch import shared_limit
 
 
@@ -55,11 +54,11 @@ def main() -> int:
     parser.add_argument("--rung", help="of one rung only, the others' rows are kept")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    builds = list(all_builds() if options.all else listed_builds())
-    builds = [build for build in builds if options.rung in (None, build.rung)]
+    listed = list(all_builds() if options.all else listed_builds())
+    builds = [build for build in listed if options.rung in (None, build.rung)]
     kept = of_other_rungs(options.path, options.rung)
     found = list(rows(builds, options.jobs))
-    order = [rung.name for rung in RUNGS]
+    order = [build.rung for build in listed]
     table = sorted(kept + found, key=lambda row: order.index(row["rung"]))
     options.path.write_text(json.dumps({"ptxas": ptxas_release(), "rows": table}, indent=1) + "\n")
     failed = [row for row in found if "error" in row]
