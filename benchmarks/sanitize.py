@@ -33,14 +33,13 @@ def stripes(batch, head, q_idx, k_idx, aux):
 
 def exercise(rung: str, scale: int) -> None:
     """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names."""
-    names = set()
+    names, whole = set(), launch._function
 
-    class Noted(launch.CompiledKernel):
-        def __init__(self, dispatcher, *arguments):
-            names.add(dispatcher.py_func.__name__)
-            super().__init__(dispatcher, *arguments)
+    def noted(dispatcher, *arguments):
+        names.add(dispatcher.py_func.__name__)
+        return whole(dispatcher, *arguments)
 
-    setattr(launch, "CompiledKernel", Noted)  # noqa: B010 - a checker would refuse the assignment
+    setattr(launch, "_function", noted)  # noqa: B010 - a checker would refuse the assignment
     rng = np.random.default_rng(0)
 
     def normal(*shape, dtype="fp32"):

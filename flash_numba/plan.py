@@ -77,9 +77,9 @@ class KernelStep(NamedTuple):
         """A function of (addresses, stream) that launches; `names` says whose the addresses are."""
         launch = Launch(self.function, self.shape, self.packed.data, self.packed.starts)
         words = launch.words
-        writes = [(p.word, names.index(p.name), p.offset) for p in self.packed.patches]
-        maps = [write for write, p in zip(writes, self.packed.patches, strict=True) if p.is_map]
-        writes = [write for write in writes if write not in maps]
+        patches = [(p.is_map, (p.word, names.index(p.name), p.offset)) for p in self.packed.patches]
+        maps = tuple(write for is_map, write in patches if is_map)
+        writes = tuple(write for is_map, write in patches if not is_map)
         at = ctypes.addressof(words)
 
         def run(addresses, stream):

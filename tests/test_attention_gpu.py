@@ -1,5 +1,8 @@
 """The front door on a GPU: every rung that has kernels, from every kind of array."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -185,3 +188,114 @@ def test_the_second_gpu_is_used_where_the_tensors_are_there(kernel):
     assert o.device.index == 1
     torch.testing.assert_close(o.cpu(), flash_attention(*first, kernel=kernel).cpu())
     assert torch.cuda.current_device() == 0
+
+
+def on_gpu(torch, dtype="fp32", gradient=False):
+    element = getattr(torch, str(DTYPES[dtype]))
+    tensors = (torch.from_numpy(x.astype(np.float32)).cuda().to(element) for x in arrays(dtype))
+    return [x.requires_grad_(gradient) for x in tensors]
+
+
+@each_rung
+@pytest.mark.parametrize("options", [{}, {"key_lengths": [90, 31]}], ids=["plain", "lengths"])
+def test_a_graph_holds_forward_and_backward(kernel, options):
+    """Captured without a wait or memory of another allocator; a replay reads new inputs."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    leaves = on_gpu(torch, gradient=True)
+    do = torch.randn(2, 70, 4, 64, device="cuda")
+
+    def both():
+        o = flash_attention(*leaves, causal=True, kernel=kernel, **options)
+        return o, *torch.autograd.grad(o, leaves, do)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        both()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        captured = both()
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.copy_(torch.randn_like(leaf))
+    graph.replay()
+    for found, expected in zip(captured, both(), strict=True):
+        assert torch.equal(found, expected)
+
+
+@each_rung
+def test_repeated_calls_on_other_memory_strides_and_streams(kernel):
+    """What a plan was not made for gets a plan of its own."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q, k, v = on_gpu(torch)
+    expected = flash_attention(q, k, v, kernel=kernel)
+    room = torch.empty(q.numel() + 1, device="cuda")[1:].view(q.shape)
+    others = [q.clone(), q.transpose(1, 2).contiguous().transpose(1, 2), room.copy_(q)]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(3):
+        found = []
+        for stream, other in zip(streams, (q, *others), strict=True):
+            with torch.cuda.stream(stream):
+                found.append(flash_attention(other, k, v, kernel=kernel))
+        torch.cuda.synchronize()
+        for o in found:
+            torch.testing.assert_close(o, expected)
+
+
+@each_rung
+def test_threads_call_at_once(kernel):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from concurrent.futures import ThreadPoolExecutor
+
+    given = [on_gpu(torch) for _ in range(4)]
+    for n, (q, _, _) in enumerate(given):
+        q.mul_(n + 1)
+    expected = [flash_attention(*tensors, kernel=kernel) for tensors in given]
+    torch.cuda.synchronize()
+
+    def call(n):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [flash_attention(*given[n], kernel=kernel) for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+        return all(torch.equal(o, expected[n]) for o in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))
+
+
+NEXT_PROCESS = """
+import sys, torch
+torch.manual_seed(1)
+made = [torch.randn(2, 70, 4, 64, device="cuda", requires_grad=True) for _ in "qkv"]
+from flash_numba import flash_attention
+o = flash_attention(*made, causal=True, kernel=sys.argv[1])
+grads = torch.autograd.grad(o, made, torch.ones_like(o))
+print("numba" in sys.modules, *(hash(x.cpu().numpy().tobytes()) for x in (o, *grads)))
+"""
+
+
+@each_rung
+def test_the_next_process_finds_what_was_compiled(kernel, tmp_path):
+    """The same bits without Numba; a damaged file is compiled and written anew."""
+    pytest.importorskip("torch", reason="torch is not installed")
+
+    def process():
+        run = subprocess.run(
+            [sys.executable, "-c", NEXT_PROCESS, kernel],
+            env=os.environ | {"FLASH_NUMBA_CACHE": str(tmp_path), "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded, *hashes = run.stdout.split()
+        return loaded == "True", hashes
+
+    (cold, first), (warm, second) = process(), process()
+    assert (cold, warm) == (True, False)
+    assert first == second
+    kernels = [path for path in tmp_path.rglob("kernel-*") if path.is_file()]
+    kernels[0].write_bytes(b"\x00" + kernels[0].read_bytes()[1:])
+    (damaged, third), (again, fourth) = process(), process()
+    assert (damaged, again) == (True, False)
+    assert third == fourth == first

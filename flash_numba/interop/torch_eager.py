@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like
 from torch.autograd import forward_ad
 
 from .. import attention as api
@@ -28,8 +30,9 @@ LIMIT = 1024
 """Kinds of calls that are kept, the latest made."""
 
 _TENSORS = (Tensor, torch.nn.Parameter)
+_NUMBERS = (int, np.float32, np.float64)
 _OPTIONAL = ("mask", "bias", "alibi_slopes")
-_calls: dict[tuple | None, _Call] = {}
+_calls: dict[tuple, _Call] = {}
 _captured: list[_Call] = []
 """Calls that CUDA graphs hold: a replay reads what was uploaded for them."""
 
@@ -44,59 +47,60 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
     options : dict
         Its other arguments by name, but `return_lse`.
     """
-    if torch.compiler.is_compiling() or not _are_plain(q, k, v, options):
+    optional = [(n, options[n]) for n in _OPTIONAL if options[n] is not None]
+    if torch.compiler.is_compiling() or not _are_plain(q, k, v, optional):
         from . import pytorch
 
         return pytorch.attention(q, k, v, kernel, deterministic, options)
-    q, k, v = autocast(q, k, v)
-    if options["bias"] is not None and options["bias"].dtype is q.dtype:
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = autocast(q, k, v)
+    if optional and options["bias"] is not None and options["bias"].dtype is q.dtype:
         options["bias"] = options["bias"].float()  # as kernels read it
+        optional = [(n, options[n]) for n, _ in optional]
     seed = options["seed"]
     if seed is not None:
         seed = checks.seed("seed", seed)
-    key = _key(q, k, v, kernel, deterministic, options)
-    try:
-        call = _calls.get(key)
-    except TypeError:  # something that cannot be hashed, and that no check allows
-        key = call = None
+    key = _key(q, k, v, kernel, deterministic, options, optional)
+    call = None if key is None else _calls.get(key)
     if call is None:
         call = _Call(key, q, k, v, kernel, deterministic, options)
         if key is not None:
             while len(_calls) >= LIMIT:
                 _calls.pop(next(iter(_calls)), None)
             _calls[key] = call
-    if call.drops and seed is None:
-        seed = int(seed_tensor(None)) % (1 << 64)
-    bias = options["bias"]
-    learned = None if options["score_mod"] is None else learned_tensor(options["score_mod"])
-    tensors = q, k, v, options["mask"], bias, options["alibi_slopes"], learned
-    if torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (learned is not None and learned.requires_grad)
-    ):
-        return _Attention.apply(call, seed or 0, *tensors)
-    return call.forward(seed or 0, tensors)
+    if seed is None:
+        seed = int(seed_tensor(None)) % (1 << 64) if call.drops else 0
+    tensors = (q, k, v, *(tensor for _, tensor in optional)) if optional else (q, k, v)
+    if call.learns:
+        tensors += (learned_tensor(options["score_mod"]),)
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x.requires_grad:
+                return _differentiable(call, seed, *tensors)
+    return call.forward(seed, tensors)
 
 
-def _are_plain(q, k, v, options: dict) -> bool:
+def _are_plain(q, k, v, optional: list) -> bool:
     """Whether tensors are memory on a GPU and nothing more, and only autograd watches the call."""
-    given = (q, k, v, *(options[n] for n in _OPTIONAL if options[n] is not None))
     return (
-        _on_gpu(q)
-        and all(type(x) in _TENSORS and _is_memory(x) for x in given)
+        type(q) in _TENSORS
+        and type(k) in _TENSORS
+        and type(v) in _TENSORS
+        and _on_gpu(q)
+        and q.layout is k.layout is v.layout is torch.strided
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
         and torch._C._len_torch_dispatch_stack() == 0
         and not torch._C._are_functorch_transforms_active()
         and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
+        and (not optional or all(map(_is_memory, optional)))
     )
 
 
-def _is_memory(x: Tensor) -> bool:
-    """Whether a tensor's elements are what lies at its address."""
-    return x.layout is torch.strided and not x.is_neg()
+def _is_memory(named: tuple[str, Any]) -> bool:
+    """Whether an optional tensor's elements are what lies at its address."""
+    x = named[1]
+    return type(x) in _TENSORS and x.layout is torch.strided and not x.is_neg()
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -113,23 +117,35 @@ def _stream(device: int) -> int:
 
 def _layout(x: Tensor) -> tuple:
     """All of a tensor that a plan depends on; an address counts by its alignment."""
-    return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.get_device()
+    return x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.get_device()
 
 
-def _key(q, k, v, kernel, deterministic, options: dict) -> tuple | None:
+def _key(q, k, v, kernel, deterministic, options: dict, optional: list) -> tuple | None:
     """Everything that the plan of a call depends on; None if a key cannot hold it.
 
-    Types are part of it, as True, 1 and 1.0 are equal but not all allowed.
+    True, 1 and 1.0 are equal, but not all allowed: other types than the usual ones have no key.
     """
     scale, causal, window = options["scale"], options["causal"], options["window"]
     softcap, dropout_p = options["softcap"], options["dropout_p"]
-    if type(window) is not tuple or options["block_mask"] is not None:
+    scale = float(scale) if type(scale) in _NUMBERS else scale
+    softcap = float(softcap) if type(softcap) in _NUMBERS else softcap
+    if not (
+        (scale is None or type(scale) is float)
+        and type(causal) is bool
+        and type(softcap) is type(dropout_p) is float
+        and type(kernel) is str
+        and (deterministic is None or type(deterministic) is bool)
+        and type(window) is tuple
+        and len(window) == 2
+        and (window[0] is None or type(window[0]) is int)
+        and (window[1] is None or type(window[1]) is int)
+        and options["block_mask"] is None
+    ):
         return None
-    numbers = scale, causal, softcap, dropout_p, kernel, deterministic, *window
-    key = _layout(q), _layout(k), _layout(v), numbers, tuple(map(type, numbers))
-    for name in _OPTIONAL:
-        if (tensor := options[name]) is not None:
-            key += (name, _layout(tensor), tensor.requires_grad)
+    numbers = scale, causal, window, softcap, dropout_p, kernel, deterministic
+    key = _layout(q), _layout(k), _layout(v), *numbers
+    for name, tensor in optional:
+        key += (name, _layout(tensor), tensor.requires_grad)
     if options["key_lengths"] is not None:
         lengths = options["key_lengths"] = host_lengths(options["key_lengths"])
         key += ("key_lengths", lengths.dtype.str, lengths.shape, lengths.tobytes())
@@ -156,17 +172,26 @@ class _Call:
         From `_key`.
     q, k, v, kernel, deterministic, options
         As for `attention`; of tensors, nothing is kept.
+
+    Attributes
+    ----------
+    drops : bool
+        Whether there is dropout.
+    learns : bool
+        Whether the score change has a tensor that may get a gradient.
     """
 
     def __init__(self, key, q, k, v, kernel, deterministic, options: dict):
         self.wishes = kernel, deterministic
         self.drops = options["dropout_p"] != 0
-        self.others = {n: x for n, x in options.items() if n not in (*_OPTIONAL, "seed")}
+        self.learns = learned_tensor(options["score_mod"]) is not None
+        tensors = {n: options[n] for n in _OPTIONAL}
+        self.others = {n: x for n, x in options.items() if n not in (*tensors, "seed")}
+        self.read = ("q", "k", "v", *(n for n, x in tensors.items() if x is not None))
         functions = [options[name] for name in ("score_mod", "mask_mod", "block_mask")]
         self.uploads = any(x is not None for x in (*functions, options["key_lengths"]))
         self.stored = None if self.uploads else key
         self._backward: dict[tuple, _Pass] | None = None if key is None else {}
-        tensors = {name: options[name] for name in _OPTIONAL}
 
         def plan() -> gpu_call.Pass:
             check_wishes(kernel, deterministic)
@@ -191,56 +216,70 @@ class _Call:
             plan_store.save(where, found)
         return _Pass(found, like)
 
-    def forward(self, seed: int, tensors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """O and lse from q, k, v, mask, bias, alibi_slopes and the learned tensor, or None."""
+    def forward(self, seed: int, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """O and lse.
+
+        Parameters
+        ----------
+        seed : int
+        tensors : sequence of Tensor
+            Those in `read` and, if it `learns`, the one that is learned.
+        """
         if self.uploads and torch.cuda.is_current_stream_capturing():
             _captured.append(self)
-        o, lse = self._forward([x.data_ptr() for x in tensors[:6] if x is not None], seed)
+        if self.learns:
+            tensors = tensors[:-1]
+        o, lse = self._forward(tensors, seed)
         return o, lse
 
     def backward(
-        self, needs: tuple[bool, ...], seed: int, do: Tensor, dlse: Tensor | None, *saved
+        self, needs: tuple[bool, ...], seed: int, do: Tensor, dlse: Tensor | None, *saved: Tensor
     ) -> list[Tensor]:
-        """Gradients of those of `attention.NEEDS` that `needs` has True for.
+        """Gradients of those of the tensors of `forward` that `needs` has True for.
 
         Parameters
         ----------
         needs, seed, do, dlse
-        *saved : Tensor or None
+        *saved : Tensor
             The tensors of `forward`, o and lse.
         """
-        q, k, v, mask, bias, slopes, learned, o, lse = saved
-        if needs[3]:
-            bias = bias.contiguous()  # each of its elements has a gradient of its own
-        read = [x for x in (q, k, v, mask, bias, slopes) if x is not None]
-        read += [o, lse, do] if dlse is None else [o, lse, do, dlse]
-        key = needs, dlse is None, *map(_layout, read)
+        tensors = dict(zip(self.read, saved, strict=False))
+        if "bias" in tensors and needs[self.read.index("bias")]:
+            # Each of its elements has a gradient of its own.
+            tensors["bias"] = tensors["bias"].contiguous()
+        read = (*tensors.values(), *saved[-2:], do)
+        if dlse is not None:
+            read += (dlse,)
+        key = needs, len(read), *map(_layout, read)
         found = None if self._backward is None else self._backward.get(key)
         if found is None:
-            tensors = dict(zip(_OPTIONAL, (mask, bias, slopes), strict=True))
-            arrays = {"do": do, "o": o, "lse": lse, "dlse": dlse}
+            learned = saved[-3] if self.learns else None
+            arrays = {"do": do, "o": saved[-2], "lse": saved[-1], "dlse": dlse}
             found = self._planned(
-                lambda: self._plan_backward(needs, q, k, v, tensors, learned, arrays),
-                q,
+                lambda: self._plan_backward(needs, tensors, learned, arrays),
+                do,
                 ("backward", key),
             )
             if self._backward is not None:
+                if len(self._backward) >= LIMIT // 16:
+                    self._backward.clear()
                 self._backward[key] = found
-        return found([x.data_ptr() for x in read], seed)
+        return found(read, seed)
 
-    def _plan_backward(self, needs, q, k, v, tensors, learned, arrays) -> gpu_call.Pass:
-        names = [name for name, needed in zip(api.NEEDS, needs, strict=True) if needed]
+    def _plan_backward(self, needs, tensors: dict, learned, arrays) -> gpu_call.Pass:
+        names = (*self.read, "score_mod") if self.learns else self.read
+        names = [name for name, need in zip(names, needs, strict=True) if need]
         others: dict[str, Any] = dict(self.others)
         if learned is not None:
             mod = others["score_mod"]
             aux = (*mod.aux[: mod.aux_index], learned, *mod.aux[mod.aux_index + 1 :])
             others["score_mod"] = replace(mod, aux=aux)
-        posed = pose(q, k, v, **others, **tensors, needs=names)
+        posed = pose(**tensors, **others, needs=names)
         rung = choose(posed.problem, api.gpu_of(posed), *self.wishes, names)
         check_differentiable(posed.problem)
         given = posed.checked(**arrays)
         views = {**posed.arrays, **{n: x for n, x in given.items() if x is not None}}
-        with posed.place.kind.current(q):
+        with posed.place.kind.current(posed.like):
             shapes = {n: tuple(posed.tensors[n].shape) for n in posed.at if n in names}
             return gpu_call.plan_backward(rung, posed.problem, views, names, posed.at, shapes)
 
@@ -251,27 +290,31 @@ def _model(device: int) -> tuple:
     return gpu.name, gpu.major, gpu.minor, gpu.multi_processor_count
 
 
+@cache
+def _element(dtype: str, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.empty(1, dtype=getattr(torch, str(DTYPES[dtype])), device=device)
+
+
 class _Pass:
     """A planned pass on tensors of one device."""
 
     def __init__(self, planned: gpu_call.Pass, like: Tensor):
         self.planned, self.run = planned, planned.run
-        self.device, self.index = like.device, like.get_device()
+        self.index = like.get_device()
+        # torch makes a tensor like another one in less time than one that is described.
+        self.outputs, self.memory = (
+            [_element(one.dtype, like.device).expand(one.shape) for one in given]
+            for given in (planned.outputs, planned.memory)
+        )
 
-        def made(output):
-            element = getattr(torch, str(DTYPES[output.dtype]))
-            return output.shape, element
-
-        self.outputs = [made(output) for output in planned.outputs]
-        self.memory = [made(output) for output in planned.memory]
-
-    def __call__(self, addresses: list[int], seed: int) -> list[Tensor]:
-        """Run on arrays at `addresses` (of the plan's inputs) and the current stream."""
-        device = self.device
-        results = [torch.empty(shape, dtype=kind, device=device) for shape, kind in self.outputs]
-        addresses += [x.data_ptr() for x in results]
-        memory = [torch.empty(shape, dtype=kind, device=device) for shape, kind in self.memory]
-        addresses += [x.data_ptr() for x in memory]
+    def __call__(self, read: Sequence[Tensor], seed: int) -> list[Tensor]:
+        """Run on the plan's inputs and the current stream."""
+        results = [empty_like(x) for x in self.outputs]
+        addresses = [x.data_ptr() for x in (*read, *results)]
+        if self.memory:
+            memory = [empty_like(x) for x in self.memory]
+            addresses += [x.data_ptr() for x in memory]
         addresses += (seed & 0xFFFFFFFF, seed >> 32)
         if _current_device() == self.index:
             self.run(addresses, _stream(self.index))
@@ -294,19 +337,17 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do, dlse):  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        needs = needed[2], needed[3], needed[4], needed[6], needed[8]
-        if do is None:
-            do = torch.zeros_like(saved[7])
-        do = do.resolve_neg()
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        do = torch.zeros_like(saved[-2]) if do is None else do.resolve_neg()
         if torch.is_grad_enabled():
-            found = _Gradients.apply(ctx.call, ctx.seed, needs, do, dlse, *saved)
+            found = iter(_Gradients.apply(ctx.call, ctx.seed, needs, do, dlse, *saved))
         else:
-            found = ctx.call.backward(needs, ctx.seed, do, dlse, *saved)
-        given = iter(found)
-        dq, dk, dv, dbias, dlearned = (next(given) if need else None for need in needs)
-        return None, None, dq, dk, dv, None, dbias, None, dlearned
+            found = iter(ctx.call.backward(needs, ctx.seed, do, dlse, *saved))
+        return None, None, *(next(found) if need else None for need in needs)
+
+
+# `apply` without its care for functorch, whose calls do not come here: half of its time.
+_differentiable = getattr(super(torch.autograd.Function, _Attention), "apply")  # noqa: B009
 
 
 class _Gradients(torch.autograd.Function):
