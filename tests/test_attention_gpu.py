@@ -190,7 +190,9 @@ def test_the_second_gpu_is_used_where_the_tensors_are_there(kernel):
     assert torch.cuda.current_device() == 0
 
 
-def on_gpu(torch, dtype="fp32", gradient=False):
+def on_gpu(torch, kernel, gradient=False):
+    """q, k and v of a type that the rung takes."""
+    dtype = TAKES[kernel][0]
     element = getattr(torch, str(DTYPES[dtype]))
     tensors = (torch.from_numpy(x.astype(np.float32)).cuda().to(element) for x in arrays(dtype))
     return [x.requires_grad_(gradient) for x in tensors]
@@ -201,8 +203,8 @@ def on_gpu(torch, dtype="fp32", gradient=False):
 def test_a_graph_holds_forward_and_backward(kernel, options):
     """Captured without a wait or memory of another allocator; a replay reads new inputs."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    leaves = on_gpu(torch, gradient=True)
-    do = torch.randn(2, 70, 4, 64, device="cuda")
+    leaves = on_gpu(torch, kernel, gradient=True)
+    do = torch.randn_like(leaves[0])
 
     def both():
         o = flash_attention(*leaves, causal=True, kernel=kernel, **options)
@@ -227,9 +229,9 @@ def test_a_graph_holds_forward_and_backward(kernel, options):
 def test_repeated_calls_on_other_memory_strides_and_streams(kernel):
     """What a plan was not made for gets a plan of its own."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    q, k, v = on_gpu(torch)
+    q, k, v = on_gpu(torch, kernel)
     expected = flash_attention(q, k, v, kernel=kernel)
-    room = torch.empty(q.numel() + 1, device="cuda")[1:].view(q.shape)
+    room = torch.empty(q.numel() + 1, dtype=q.dtype, device="cuda")[1:].view(q.shape)
     others = [q.clone(), q.transpose(1, 2).contiguous().transpose(1, 2), room.copy_(q)]
     streams = [torch.cuda.Stream() for _ in range(4)]
     torch.cuda.synchronize()
@@ -248,7 +250,7 @@ def test_threads_call_at_once(kernel):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from concurrent.futures import ThreadPoolExecutor
 
-    given = [on_gpu(torch) for _ in range(4)]
+    given = [on_gpu(torch, kernel) for _ in range(4)]
     for n, (q, _, _) in enumerate(given):
         q.mul_(n + 1)
     expected = [flash_attention(*tensors, kernel=kernel) for tensors in given]
@@ -267,11 +269,13 @@ def test_threads_call_at_once(kernel):
 NEXT_PROCESS = """
 import sys, torch
 torch.manual_seed(1)
-made = [torch.randn(2, 70, 4, 64, device="cuda", requires_grad=True) for _ in "qkv"]
+options = {"device": "cuda", "dtype": getattr(torch, sys.argv[2]), "requires_grad": True}
+made = [torch.randn(2, 70, 4, 64, **options) for _ in "qkv"]
 from flash_numba import flash_attention
 o = flash_attention(*made, causal=True, kernel=sys.argv[1])
 grads = torch.autograd.grad(o, made, torch.ones_like(o))
-print("numba" in sys.modules, *(hash(x.cpu().numpy().tobytes()) for x in (o, *grads)))
+found = (x.detach().float().cpu().numpy().tobytes() for x in (o, *grads))
+print("numba" in sys.modules, *map(hash, found))
 """
 
 
@@ -282,7 +286,7 @@ def test_the_next_process_finds_what_was_compiled(kernel, tmp_path):
 
     def process():
         run = subprocess.run(
-            [sys.executable, "-c", NEXT_PROCESS, kernel],
+            [sys.executable, "-c", NEXT_PROCESS, kernel, str(DTYPES[TAKES[kernel][0]])],
             env=os.environ | {"FLASH_NUMBA_CACHE": str(tmp_path), "PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,
