@@ -146,10 +146,11 @@ def graph_row() -> dict:
         return o, *torch.autograd.grad(o, leaves, do)
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             both()
-    stream.synchronize()
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = both()

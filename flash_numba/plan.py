@@ -79,10 +79,13 @@ class KernelStep(NamedTuple):
         words = launch.words
         patches = [(p.is_map, (p.word, names.index(p.name), p.offset)) for p in self.packed.patches]
         maps = tuple(write for is_map, write in patches if is_map)
-        writes = tuple(write for is_map, write in patches if not is_map)
+        starts = tuple(write[:2] for is_map, write in patches if not is_map and not write[2])
+        writes = tuple(write for is_map, write in patches if not is_map and write[2])
         at = ctypes.addressof(words)
 
         def run(addresses, stream):
+            for word, which in starts:
+                words[word] = addresses[which]
             for word, which, offset in writes:
                 words[word] = addresses[which] + offset
             for word, which, offset in maps:

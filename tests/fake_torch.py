@@ -14,6 +14,7 @@ def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functio
     kind = type(arrays.kind_of("q", torch.empty(0)))
     monkeypatch.setattr(kind, "device", lambda self, array: "cuda:0")
     monkeypatch.setattr(kind, "stream", lambda self, like: 7)
+    monkeypatch.setattr(torch_eager, "_DEVICE", "cpu")
     monkeypatch.setattr(torch_eager, "_on_gpu", lambda x: True)
     monkeypatch.setattr(torch_eager, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_eager, "_stream", lambda device: 7)

@@ -26,6 +26,8 @@ from ..problem import DTYPES
 from ..scores import check_differentiable
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
 
+_DEVICE = "cuda"
+
 LIMIT = 1024
 """Kinds of calls that are kept, the latest made."""
 
@@ -52,7 +54,7 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
         from . import pytorch
 
         return pytorch.attention(q, k, v, kernel, deterministic, options)
-    if torch.is_autocast_enabled(q.device.type):
+    if torch.is_autocast_enabled(_DEVICE):
         q, k, v = autocast(q, k, v)
     if optional and options["bias"] is not None and options["bias"].dtype is q.dtype:
         options["bias"] = options["bias"].float()  # as kernels read it
