@@ -26,6 +26,7 @@ from flash_numba import masks, tiling  # noqa: E402
 from flash_numba.kernels import flash2, flash2_backward, row_passes  # noqa: E402
 from flash_numba.kernels.spec import BackwardTiles, ForwardTiles, Spec, padded  # noqa: E402
 from flash_numba.problem import Problem  # noqa: E402
+from simulator.threads import trace  # noqa: E402
 
 
 def forward_tiles(problem, vectors=True, sizes=(4, 4, 8)):
@@ -140,6 +141,24 @@ def test_other_forward_tiles(sizes):
     want = truth(problem, q, k, v)
     assert np.abs(out - want.out.numpy()).max() <= 1e-5
     assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_eight_keys_a_thread(asynchronous):
+    """K lies in columns with a skew: no bank conflict, neither as it comes nor in the product."""
+    problem, q, k, v, _ = random_problem(seqlen_q=21, seqlen_k=90, head_dim=32, causal=True)
+    tiles = ForwardTiles(32, 32, 4, 8, 8, 64, 1, asynchronous)
+    out, lse = np.full_like(q, np.nan), np.full((1, 1, 21), np.nan, np.float32)
+    scale = np.float32(problem.softmax_scale)
+    arguments = (q, k, v, out, lse, np.float32(1), scale, *extra(problem))
+    kernel = flash2.make_forward(Spec.of(problem, True), tiles)
+    report = trace(kernel)[1, 64, 0, tiles.shared_bytes](*arguments)
+    want = truth(problem, q, k, v)
+    assert np.abs(out - want.out.numpy()).max() <= 1e-5
+    assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
+    loads = report.count("shared", "load")
+    assert loads.conflicts == 0
+    assert loads.passes == 2 * loads.instructions
 
 
 @pytest.mark.parametrize("sizes", [(8, 4, 8, 4), (4, 2, 16, 4), (4, 1, 16, 8)], ids=str)

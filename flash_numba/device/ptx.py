@@ -172,6 +172,21 @@ def rounded_product(typingctx, x, y):
     return types.float32(x, y), codegen
 
 
+@emulated_by(lambda x: x)
+def recomputed(typingctx, x):
+    """``mov.u32`` (9.7.9.3): `x`, but the optimiser does not see that it is the same.
+
+    What is computed from the result is computed where it stands, and not once before a loop, in
+    registers that the loop then lacks.
+    """
+
+    def codegen(context, builder, signature, args):
+        number = context.cast(builder, args[0], x, types.uint32)
+        return assembly(builder, "mov.u32 $0, $1;", "=r,r", [number], I32, side_effect=True)
+
+    return types.uint32(x), codegen
+
+
 def _convert(doc, source, target, emulate, codegen) -> Any:
     def typing(typingctx, x):
         def build(context, builder, signature, args):

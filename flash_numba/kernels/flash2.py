@@ -12,6 +12,7 @@ Algorithm 1.
 from functools import cache
 
 from ..arrays import DeviceArray
+from ..device.column_copies import make_load_columns
 from ..device.copies import (
     make_load_rows,
     make_load_transposed,
@@ -27,6 +28,7 @@ from ..device.products import (
     make_place,
     make_share,
 )
+from ..device.products_ahead import make_multiply_add_ahead, make_multiply_columns
 from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_key_tiles_room, make_keys_of, make_tile_list
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
@@ -65,20 +67,25 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     load_q = make_load_transposed(spec.dtype, spec.head_dim, depth, tile_m, threads, spec.vectors)
     rows = tile_n, tn, threads, spec.vectors, tiles.asynchronous
-    load_k = make_load_rows(spec.dtype, spec.head_dim, depth, *rows)
     load_v = make_load_rows(spec.dtype, spec.head_dim_v, depth_v, *rows)
     wait_for_copies = make_wait_for_copies(tiles.asynchronous)
-    scores = make_multiply_transposed(tm, tn, depth)
+    if tiles.columns_of_k:
+        load_k = make_load_columns(spec.dtype, spec.head_dim, depth, *rows)
+        scores = make_multiply_columns(tm, tn, depth, lanes)
+        add_product = make_multiply_add_ahead(tm, thread_v, lanes, tn, depth_v)
+    else:
+        load_k = make_load_rows(spec.dtype, spec.head_dim, depth, *rows)
+        scores = make_multiply_transposed(tm, tn, depth)
+        add_product = make_multiply_add(tm, thread_v, lanes, tn, depth_v)
     scale_scores = make_scale_scores(spec.folded, tm, tn)
     change_scores = make_change_scores(spec.changes, tm, tn)
     mask_scores = make_mask_scores(spec.keep, tm, tn)
     start, update, finish = make_online_softmax(tm, tn, thread_v, lanes)
     drop_weights = make_drop_weights(spec.has_dropout, tm, tn)
     share = make_share(tm, tn)
-    add_product = make_multiply_add(tm, thread_v, lanes, tn, depth_v)
     store_o = make_store_rows(spec.dtype, spec.head_dim_v, tm, thread_v, lanes, spec.vectors)
 
-    q_shape, k_shape = (depth, tile_m), (lanes, tn * depth + 4)
+    q_shape, k_shape = (depth, tile_m), tiles.k_shape
     v_shape, p_shape = (lanes, tn * depth_v + 4), (lanes, tn * tile_m + 4)
     k_at, v_at, p_at = tiles.offsets
 

@@ -3,9 +3,11 @@
 Everything here is hashable; equal specifications share one compiled kernel.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..device.column_copies import column_shape
 from ..device.scores import is_power_of_two
 from ..problem import Problem
 
@@ -106,10 +108,22 @@ class ForwardTiles(NamedTuple):
         return self.lanes * self.thread_n
 
     @property
+    def columns_of_k(self) -> bool:
+        """K lies in columns; else, for threads with one or two keys, in grouped rows."""
+        return self.thread_n >= 4
+
+    @property
+    def k_shape(self) -> tuple[int, int]:
+        """Shape of sK."""
+        if self.columns_of_k:
+            return column_shape(self.depth, self.tile_n, self.thread_n)
+        return self.lanes, self.thread_n * self.depth + 4
+
+    @property
     def offsets(self) -> tuple[int, int, int]:
         """Where sK, sV and sP begin, in floats; sQ begins at 0."""
         k_at = self.depth * self.tile_m
-        v_at = k_at + self.lanes * (self.thread_n * self.depth + 4)
+        v_at = k_at + math.prod(self.k_shape)
         return k_at, v_at, v_at + self.lanes * (self.thread_n * self.depth_v + 4)
 
     @property
