@@ -17,6 +17,7 @@ import numpy as np
 
 from flash_numba import ladder
 from flash_numba.arrays import DeviceArray
+from flash_numba.kernels.steps import STEPS, module_of
 from flash_numba.problem import DTYPES, Problem
 from simulator.threads import Report, trace
 
@@ -29,7 +30,7 @@ class Case(NamedTuple):
     Attributes
     ----------
     rung : str
-        Name of a rung of the ladder.
+        Name of a rung of the ladder, or of a step to flash2.
     direction : "forward" or "backward"
     kind : str
         What is special about the problem.
@@ -81,6 +82,7 @@ CASES = [
     Case("flash1", "forward", "large", LARGE, False),
     Case("flash2", "forward", "large", LARGE, False),
     Case("flash2", "backward", "large", LARGE, False),
+    *(Case(step, "forward", "full", FULL) for step in STEPS if step != "flash2"),
 ]
 """Many heads make the counters large; the runner needs to trace only one block of those alike."""
 
@@ -191,6 +193,16 @@ def _recording(memory: HostMemory, found: list[Launch]) -> Iterator[None]:
             setattr(module, attribute, value)
 
 
+def functions_of(case: Case) -> Any:
+    """The module with a case's ``forward`` or ``backward``, of a rung or a step; imported."""
+    if case.rung in STEPS and case.rung != "flash2":
+        return module_of(case.rung)
+    rung = next(one for one in ladder.RUNGS if one.name == case.rung)
+    for module in rung.modules or ():
+        importlib.import_module(module, "flash_numba")
+    return rung.functions(case.direction)
+
+
 def run(case: Case, make, stream: int = 0) -> None:
     """Run a case.
 
@@ -203,8 +215,7 @@ def run(case: Case, make, stream: int = 0) -> None:
         CUDA stream handle.
     """
     problem = Problem(**case.problem)
-    rung = next(one for one in ladder.RUNGS if one.name == case.rung)
-    functions = rung.functions(case.direction)
+    functions = functions_of(case)
     q, k, v = (make(problem.shapes[name], problem.dtype, None) for name in ("q", "k", "v"))
     out = make(problem.shapes["o"], problem.dtype, 0)
     lse = make(problem.shapes["lse"], "fp32", 0)
@@ -221,9 +232,7 @@ def run(case: Case, make, stream: int = 0) -> None:
 
 def launches(case: Case) -> list[Launch]:
     """The launches of a case over host memory, in order."""
-    rung = next(one for one in ladder.RUNGS if one.name == case.rung)
-    for module in rung.modules or ():
-        importlib.import_module(module, "flash_numba")
+    functions_of(case)
     memory, found = HostMemory(), []
     with _recording(memory, found):
         run(case, memory.array)

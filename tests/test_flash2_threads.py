@@ -23,6 +23,7 @@ from traced_attention import (  # noqa: E402
 )
 
 from flash_numba import masks, tiling  # noqa: E402
+from flash_numba.device.column_copies import make_load_columns  # noqa: E402
 from flash_numba.kernels import flash2, flash2_backward, row_passes  # noqa: E402
 from flash_numba.kernels.spec import BackwardTiles, ForwardTiles, Spec, padded  # noqa: E402
 from flash_numba.problem import Problem  # noqa: E402
@@ -189,3 +190,11 @@ def test_tiles_that_threads_cannot_copy_are_refused():
     problem = random_problem(**SIZES)[0]
     with pytest.raises(ValueError, match="got rows=64, threads=32 and group=8"):
         flash2.make_forward(Spec.of(problem, True), forward_tiles(problem, True, (8, 8, 8)))
+
+
+def test_columns_that_threads_cannot_copy_are_refused():
+    how = 32, True, True
+    with pytest.raises(ValueError, match="got rows=30 and threads=32"):
+        make_load_columns("fp32", 32, 32, 30, 4, *how)
+    with pytest.raises(ValueError, match="group must be 4, or 8 of 64 rows, got group=8 of 32"):
+        make_load_columns("fp32", 32, 32, 32, 8, *how)

@@ -1,0 +1,80 @@
+"""Measure the steps from naive to flash2 and torch's fp32 attention in one run.
+
+Results are checked against float64 first, times taken in turn, both as ``flash-numba bench`` does.
+Needs a GPU and torch.
+
+    python benchmarks/teaching_steps.py [--seqlen 4096] [--output results.json]
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from flash_numba.arrays import DeviceArray
+from flash_numba.kernels.steps import STEPS, module_of
+from simulator.bench import gpu as gpus
+from simulator.bench.cells import Cell
+from simulator.bench.contenders import Inputs, ours, peers
+from simulator.bench.measure import METHOD, times
+
+RESULTS = Path(__file__).parent / "results" / "h200_steps.json"
+TOKENS, HIDDEN = 16384, 2048
+PEERS = ("torch_efficient", "torch_math")
+
+
+def resources(step: str, cell: Cell, inputs: Inputs, stream: int) -> dict[str, int]:
+    """Registers and local memory of a thread of a step's kernel."""
+    q, k, v, out = (DeviceArray.of(x) for x in (*inputs[:3], inputs.q.clone()))
+    lse = DeviceArray.of(inputs.q.new_empty(cell.problem.shapes["lse"]))
+    function: Any = module_of(step).forward(cell.problem, q, k, v, out, lse, stream)
+    return {"registers": function.registers, "local_bytes": function.local_bytes}
+
+
+def rows_of(gpu: gpus.TorchGpu, cell: Cell) -> list[dict]:
+    """A row for each step."""
+    inputs = Inputs.draw(cell, gpu.device)
+    contenders = []
+    for step in STEPS:
+        rung: Any = SimpleNamespace(name=step, functions=lambda _, step=step: module_of(step))
+        contenders.append(ours(rung, cell, inputs, gpu.stream))
+    contenders += peers(PEERS, cell, inputs)
+    samples = times(gpu, contenders, budget_s=1.0)
+    ms = {name: median(found) for name, found in samples.items()}
+    tflops = {name: cell.flops / found / 1e9 for name, found in ms.items()}
+    return [
+        {
+            "step": step,
+            **asdict(cell),
+            "ms": ms[step],
+            "tflops": tflops[step],
+            **resources(step, cell, inputs, gpu.stream),
+            "peers": {name: ms[name] for name in PEERS if name in ms},
+            "peer_tflops": {name: tflops[name] for name in PEERS if name in ms},
+        }
+        for step in STEPS
+    ]
+
+
+def main():
+    """Measure head dimensions 64 and 128, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seqlen", type=int, default=4096)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    gpu, rows = gpus.find(), []
+    for head_dim in (64, 128):
+        batch, heads = TOKENS // options.seqlen, HIDDEN // head_dim
+        cell = Cell("forward", "fp32", head_dim, options.seqlen, False, batch, heads)
+        for row in rows_of(gpu, cell):
+            rows.append(row)
+            print(f"{cell}: {row['step']:13} {row['tflops']:6.2f} TFLOP/s", row, flush=True)
+    results = {"machine": gpu.machine(), "method": METHOD, "rows": rows}
+    options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
