@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import write
+from common import machine, write
 
 from flash_numba import flash_attention
 from flash_numba.interop import torch_eager
@@ -246,10 +246,54 @@ def memory_row(kernel: str, direction: str, seqlen: int) -> dict:
     }
 
 
+def readme(rows: list[dict], machine: dict, path: str) -> str:
+    """What README.md says of these rows; tests/test_readme.py holds it to them."""
+    by_what: dict[str, list[dict]] = {}
+    for row in rows:
+        by_what.setdefault(row["what"], []).append(row)
+    table = [
+        f"| {row['call']} | {row['host_us']:.1f} | {row['launch_us']:.1f} "
+        f"| {row['allocation_us']:.1f} | {row['checks_us']:.1f} | {row['torch_sdpa_us']:.1f} |"
+        for row in by_what["call"]
+        if row["dtype"] == "float32"
+    ]
+    first = (
+        f"{row['cache']} cache {row['forward_s']:.2f} s, with gradients {row['both_s']:.2f} s"
+        for row in by_what["first call"]
+        if row["head_dim"] == 64
+    )
+    extra = {
+        (r["kernel"], r["direction"], r["seqlen"]): r["extra_bytes"] for r in by_what["memory"]
+    }
+    memory = (
+        f"{kernel} {extra[kernel, 'forward', SEQLENS[-1]] / 2**20:,.1f} and "
+        f"{extra[kernel, 'backward', SEQLENS[-1]] / 2**20:,.1f}"
+        for kernel in ("standard", "flash1", "flash2")
+    )
+    lines = [
+        "Time of the host for a repeated call, µs; batch 2, 128 tokens, 4 heads, head_dim 64,",
+        "fp32; torch: `scaled_dot_product_attention` (`benchmarks/host_time.py`,",
+        f"`benchmarks/results/{Path(path).name}`: {machine['gpu']}, {machine['date']}):",
+        "",
+        "| call | all | launch | allocation | checks, autograd | torch |",
+        "|---|---|---|---|---|---|",
+        *table,
+        "",
+        "From imports done to the first result in a new process, head_dim 64:",
+        f"{'; '.join(first)}.",
+        "A CUDA graph of a forward and a backward pass",
+        f"replays in {by_what['graph'][0]['replay_us']:.1f} µs.",
+        "Memory beyond inputs and outputs at N = 16,384, one head, MiB forward and backward:",
+        f"{'; '.join(memory)}.",
+    ]
+    return "\n".join(lines)
+
+
 def main():
     """Measure everything, print it, write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path")
+    parser.add_argument("--head-dims", type=int, nargs="*", default=[64], help="of first calls")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows: list[dict] = []
@@ -261,13 +305,15 @@ def main():
 
     for dtype in (torch.float32, torch.float16):
         add(*call_rows(dtype))
-    add(graph_row())
-    for head_dim in (64, 128):
+    for head_dim in options.head_dims:
         add(*first_call_rows(head_dim))
     for kernel in ("standard", "flash1", "flash2"):
         for direction in ("forward", "backward"):
             add(*(memory_row(kernel, direction, seqlen) for seqlen in SEQLENS))
     write(options.path, rows)
+    add(graph_row())
+    write(options.path, rows)
+    print(readme(rows, machine(), options.path))
 
 
 if __name__ == "__main__":

@@ -169,6 +169,44 @@ def test_kernel_figures_are_those_measured():
     assert re.findall(r"^\| (?:for|back)ward .*", told, re.MULTILINE) == expected
 
 
+def test_costs_of_a_call_are_those_measured():
+    told = " ".join(section("What a call costs").split())
+    measured = sorted((ROOT / "benchmarks/results").glob("*_host_time.json"))
+    cited = [ROOT / path for path in re.findall(r"`(benchmarks/results/\w+\.json)`", told)]
+    assert cited == measured
+    if not measured:
+        assert "µs" not in told
+        return
+    (path,) = cited
+    results = json.loads(path.read_text())
+    assert f"{results['machine']['gpu']}, {results['machine']['date']}" in told
+    rows = {what: [] for what in ("call", "first call", "graph", "memory")}
+    for row in results["rows"]:
+        rows[row["what"]].append(row)
+    lines = [
+        f"| {row['call']} | {row['host_us']:.1f} | {row['launch_us']:.1f} "
+        f"| {row['allocation_us']:.1f} | {row['checks_us']:.1f} | {row['torch_sdpa_us']:.1f} |"
+        for row in rows["call"]
+        if row["dtype"] == "float32"
+    ]
+    assert len(lines) == 3
+    assert re.findall(r"^\| (?:for|back)ward .*", section("What a call costs"), re.M) == lines
+    for row in rows["first call"]:
+        if row["head_dim"] == 64:
+            text = f"{row['forward_s']:.2f} s, with gradients {row['both_s']:.2f} s"
+            assert f"{row['cache']} cache {text}" in told
+            assert row["numba_loaded"] == (row["cache"] == "empty")
+    (graph,) = rows["graph"]
+    assert f"replays in {graph['replay_us']:.1f} µs" in told
+    extra = {(row["kernel"], row["direction"], row["seqlen"]): row for row in rows["memory"]}
+    for kernel in ("standard", "flash1", "flash2"):
+        for direction in ("forward", "backward"):
+            small, large = (extra[kernel, direction, n]["extra_bytes"] for n in (8192, 16384))
+            growth = 4 if kernel == "standard" else 2
+            assert large <= growth * small + 4096
+            assert f"{large / 2**20:,.1f}" in told
+
+
 @pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
 def test_packages_name_their_files_in_reading_order(package):
     module = importlib.import_module(package)
