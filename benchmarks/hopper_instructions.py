@@ -39,8 +39,8 @@ from flash_numba.problem import DTYPES
 
 RESULTS = Path(__file__).parent / "results" / "hopper_instructions.npz"
 ROWS, KEYS, DEPTH = 64, 32, 64
-FIRST_ROW = -3
-"""Row of A's tensor at which its box begins; the tensor ends before the box does."""
+FIRST_ROW, COPY_ROW = -3, 7
+"""Rows at which A's box begins where it is loaded and where it is stored; both end too late."""
 A_ROWS = 50
 CASES = [
     (dtype, panel, numbers)
@@ -113,7 +113,7 @@ def make_products(dtype: str, panel: int):
         fence_async()
         if tid == 0:
             for p in range(panels):
-                tensor_store(sA[p], p * panel, FIRST_ROW, 0, 0, map_address(copy_map))
+                tensor_store(sA[p], p * panel, COPY_ROW, 0, 0, map_address(copy_map))
             bulk_commit()
             bulk_wait_read()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import checks, masks
 from .addresses import known_as
-from .arrays import DeviceArray, Place, broadcast, dtype_of, kind_of, one_place
+from .arrays import DeviceArray, Place, broadcast, dtype_of, is_copyable, kind_of, one_place
 from .checks import finite, shown
 from .masks import Mask, ScoreMod
 from .problem import Problem, window_sides
@@ -94,6 +94,12 @@ class Posed:
     tensors: dict[str, Any]
     at: dict[str, int]
     owners: tuple = ()
+
+    @property
+    def aligned(self) -> bool:
+        """Whether q, k and v lie as `ladder.Rung.copies_boxes` says; copies from the host do."""
+        views = (self.arrays[name] for name in ("q", "k", "v"))
+        return all(is_copyable(x) for x in views if isinstance(x, DeviceArray))
 
     def checked(self, **arrays) -> dict[str, Any]:
         """Views of further arrays under the problem's names for them; `dlse` may be None.

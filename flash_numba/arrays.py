@@ -54,6 +54,17 @@ class DeviceArray(NamedTuple):
         return cls(interface["data"][0], shape, tuple(strides), dtype_of(array))
 
 
+def is_copyable(array: DeviceArray) -> bool:
+    """Whether Hopper's copy engine can address the tensor: 16-bit neighbours, rows on 16 bytes."""
+    *outer, last = array.strides
+    steps = [step for step, size in zip(outer, array.shape, strict=False) if size > 1]
+    return (
+        (last == 2 or array.shape[-1] == 1)
+        and array.pointer % 16 == 0
+        and all(step % 16 == 0 and 0 < step < 1 << 40 for step in steps)
+    )
+
+
 def contiguous(pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
     """A part of GPU memory as an array without gaps."""
     itemsize = (DTYPES.get(dtype) or np.dtype(dtype)).itemsize

@@ -259,7 +259,7 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.
     """
     options.pop("return_lse", None)
     posed = pose(q, k, v, **options)
-    return ladder.look(posed.problem, gpu_of(posed), kernel, deterministic)
+    return ladder.look(posed.problem, gpu_of(posed), kernel, deterministic, aligned=posed.aligned)
 
 
 def draw_seed() -> int:
@@ -270,7 +270,7 @@ def draw_seed() -> int:
 def forward(posed: Posed, kernel: str, deterministic: bool | None) -> tuple[Any, Any]:
     """O and lse of a posed problem."""
     gpu = gpu_of(posed)
-    rung = ladder.choose(posed.problem, gpu, kernel, deterministic)
+    rung = ladder.choose(posed.problem, gpu, kernel, deterministic, aligned=posed.aligned)
     if isinstance(gpu, Gpu):
         with posed.place.kind.current(posed.like):
             return gpu_call.forward(rung, posed)
@@ -285,7 +285,7 @@ def backward(
 ) -> Gradients:
     """Gradients of a posed problem from arrays as they came."""
     problem, gpu = posed.problem, gpu_of(posed)
-    rung = ladder.choose(problem, gpu, kernel, deterministic, needs)
+    rung = ladder.choose(problem, gpu, kernel, deterministic, needs, posed.aligned)
     check_differentiable(problem)
     given = posed.checked(do=do, o=o, lse=lse, dlse=dlse)
     if isinstance(gpu, Gpu):

@@ -94,6 +94,11 @@ class Rung:
         The simulator's programs of the forward and of the backward pass.
     compute_capability : tuple of int
         The least that its kernels need.
+    majors : tuple of int
+        Major numbers of the compute capabilities that have its instructions; () = all.
+    copies_boxes : bool
+        Whether its kernels move boxes of tensors: `head_dim` and `head_dim_v` are multiples of 8,
+        neighbours adjoin, and rows start on 16 bytes.
     dtypes : tuple of str
         Element types of q, k and v.
     max_head_dim : int
@@ -111,6 +116,8 @@ class Rung:
     modules: tuple[str, str] | None
     programs: tuple[str, str]
     compute_capability: tuple[int, int] = (7, 5)
+    majors: tuple[int, ...] = ()
+    copies_boxes: bool = False
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     max_head_dim: int = 256
     lacks: frozenset[str] = frozenset()
@@ -128,6 +135,7 @@ class Rung:
         gpu: Gpu | NoGpu,
         deterministic: bool | None = None,
         needs: Sequence[str] = (),
+        aligned: bool = True,
     ) -> str | None:
         """What keeps this rung from answering, or None if nothing does; as for `look`."""
         if problem.dtype not in self.dtypes:
@@ -145,6 +153,16 @@ class Rung:
         if gpu.compute_capability < self.compute_capability:
             need = "{}.{}".format(*self.compute_capability)
             return f"needs compute capability {need} or newer, got {gpu}"
+        if self.majors and gpu.compute_capability[0] not in self.majors:
+            need = ", ".join(f"{major}.x" for major in self.majors)
+            return f"needs instructions that only compute capability {need} has, got {gpu}"
+        if self.copies_boxes and (problem.head_dim % 8 or problem.head_dim_v % 8):
+            return (
+                f"takes a head_dim and head_dim_v that are multiples of 8, got "
+                f"{problem.head_dim} and {problem.head_dim_v}"
+            )
+        if self.copies_boxes and not aligned:
+            return "takes tensors whose last axis is contiguous and whose rows start on 16 bytes"
         if max(problem.head_dim, problem.head_dim_v) > self.max_head_dim:
             return (
                 f"takes a head_dim and head_dim_v up to {self.max_head_dim}, got "
@@ -154,6 +172,16 @@ class Rung:
 
 
 RUNGS: tuple[Rung, ...] = (
+    Rung(
+        "hopper",
+        "FlashAttention-3's schedule: copy engine, warpgroup products, a producer and consumers",
+        (".kernels.hopper", ".kernels.flash2_backward"),
+        ("flash2", "flash2_two_kernel"),
+        compute_capability=(9, 0),
+        majors=(9,),
+        copies_boxes=True,
+        dtypes=("fp16", "bf16"),
+    ),
     Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
@@ -233,6 +261,7 @@ def look(
     kernel: str = "auto",
     deterministic: bool | None = None,
     needs: Sequence[str] = (),
+    aligned: bool = True,
 ) -> Choice:
     """Find the rung that answers, without complaint if there is none.
 
@@ -247,6 +276,8 @@ def look(
         which is a deterministic one unless that costs more than a fifth of the speed.
     needs : sequence of str
         Gradients that a backward pass is asked for.
+    aligned : bool
+        Whether q, k and v lie in memory as `Rung.copies_boxes` says.
 
     Raises
     ------
@@ -258,7 +289,7 @@ def look(
     for rung in RUNGS:
         if kernel not in ("auto", rung.name):
             reasons[rung.name] = f"not asked for: kernel={kernel!r}"
-        elif reason := rung.why_not(problem, gpu, deterministic, needs):
+        elif reason := rung.why_not(problem, gpu, deterministic, needs, aligned):
             reasons[rung.name] = reason
         elif chosen is not None:
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
@@ -273,6 +304,7 @@ def choose(
     kernel: str = "auto",
     deterministic: bool | None = None,
     needs: Sequence[str] = (),
+    aligned: bool = True,
 ) -> Rung:
     """The rung that answers; parameters as for `look`.
 
@@ -281,7 +313,7 @@ def choose(
     ValueError
         If none can, with the reason of each.
     """
-    choice = look(problem, gpu, kernel, deterministic, needs)
+    choice = look(problem, gpu, kernel, deterministic, needs, aligned)
     if choice.rung is None:
         raise ValueError(str(choice))
     return choice.rung

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("numba_cuda")
 
-from flash_numba.kernels import flash1, flash1_backward, tensor_core_tiles
+from flash_numba.kernels import flash1, flash1_backward, offline, tensor_core_tiles
 from flash_numba.kernels.builds import ARCHITECTURES, Build, all_builds, listed_builds, prepare
 from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release, static_shared_bytes
 from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
@@ -128,7 +129,8 @@ def compiled(key):
     ptx = compile_ptx(kernel, signature, build.cc)
     assert "__local_depot" not in ptx
     own = static_shared_bytes(ptx)
-    assert (own > 0) == (build.rung == "flash1" or build.direction == "backward")
+    keeps_some = build.rung in ("flash1", "hopper") or build.direction == "backward"
+    assert (own > 0) == keeps_some
     assert shared_bytes + own <= 1024 * DATA_SHEET_KB[build.cc[:2]]
     return build, ptx
 
@@ -168,6 +170,36 @@ def test_tensor_core_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
             assert tiles.depth >= head_dim
             assert tiles.depth_v >= head_dim_v
             assert tiles.tile_n % (tiles.threads // 8) == tiles.tile_m % (tiles.threads // 8) == 0
+
+
+HOPPER_COMPILED_HERE = [
+    ("hopper", "forward", "fp16", 64, "causal", (9, 0, "a")),
+    ("hopper", "forward", "bf16", 128, "full", (9, 0, "a")),
+]
+
+
+@pytest.mark.parametrize("key", HOPPER_COMPILED_HERE, ids=str)
+def test_build_of_the_hopper_rung(key):
+    """Its products stay asynchronous: `assemble` raises where ptxas serialises them."""
+    build, ptx = compiled(key)
+    kind = {"fp16": "f16", "bf16": "bf16"}[build.dtype]
+    steps = build.head_dim // 16
+    assert ptx.count(f"m64n128k16.f32.{kind}.{kind}") >= 2 * steps
+    assert ptx.count("cp.async.bulk.tensor.4d.shared") >= 3
+    assert ptx.count("cp.async.bulk.tensor.4d.global") >= 1
+    assert "setmaxnreg.dec" in ptx
+    check_resources(build, ptx)
+
+
+def test_serialised_products_are_refused(monkeypatch):
+    """A compiler that says so is an error, not a slower kernel."""
+    said = "ptxas info : (C7514) Potential Performance Loss: wgmma.mma_async instructions are "
+    said += "serialized due to insufficient register resources"
+    run = SimpleNamespace(stdout="", stderr=said, returncode=0)
+    monkeypatch.setattr(offline.subprocess, "run", lambda *_, **__: run)
+    monkeypatch.setattr(offline, "find_ptxas", lambda: "ptxas")
+    with pytest.raises(RuntimeError, match="asynchrony out of wgmma"):
+        assemble("", (9, 0, "a"))
 
 
 def check_resources(build, ptx):

@@ -200,7 +200,8 @@ class _Call:
             check_functions(*functions)
             posed = pose(q, k, v, **self.others, **tensors)
             refuse_lost_gradients(options)
-            rung = choose(posed.problem, api.gpu_of(posed), kernel, deterministic)
+            gpu, aligned = api.gpu_of(posed), posed.aligned
+            rung = choose(posed.problem, gpu, kernel, deterministic, aligned=aligned)
             with posed.place.kind.current(q):
                 return gpu_call.plan_forward(rung, posed.problem, posed.arrays)
 
@@ -277,7 +278,7 @@ class _Call:
             aux = (*mod.aux[: mod.aux_index], learned, *mod.aux[mod.aux_index + 1 :])
             others["score_mod"] = replace(mod, aux=aux)
         posed = pose(**tensors, **others, needs=names)
-        rung = choose(posed.problem, api.gpu_of(posed), *self.wishes, names)
+        rung = choose(posed.problem, api.gpu_of(posed), *self.wishes, names, posed.aligned)
         check_differentiable(posed.problem)
         given = posed.checked(**arrays)
         views = {**posed.arrays, **{n: x for n, x in given.items() if x is not None}}

@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import masks
 from ..arrays import DeviceArray
+from ..device.hopper.tensor_map import TensorMap
 from ..ladder import RUNGS
 from ..launch import argument_types, shared_limit, upload
 from ..problem import Problem
@@ -20,12 +21,14 @@ from . import (
     flash1_backward,
     flash2,
     flash2_backward,
+    hopper,
     standard,
     standard_backward,
     tensor_core,
     tensor_core_tiles,
 )
 from .arguments import extra_values
+from .hopper_tiles import hopper_tiles
 from .offline import Resources, assemble, compile_ptx
 from .spec import Spec, backward_tiles, forward_tiles
 from .standard_products import make_column_blocks, make_row_blocks
@@ -103,6 +106,7 @@ def listed_builds() -> Iterator[Build]:
             yield Build("flash2", direction, "fp32", head_dim, "full", (9, 0, "a"))
         for kind in ("window and key lengths", "ALiBi and dropout"):
             yield Build("flash2", direction, "fp32", 64, kind, (9, 0, "a"))
+    yield from _hopper_builds()
     yield from _tensor_core_builds()
     yield from _simple_builds()
 
@@ -122,15 +126,26 @@ def _tensor_core_builds() -> Iterator[Build]:
             yield Build("tensor_core", "forward", "fp16", head_dim, kind, (9, 0, "a"))
 
 
+def _hopper_builds() -> Iterator[Build]:
+    """Every depth of a tile, both element types where they are timed, and the least regular."""
+    for head_dim in (64, 96, 128, 192, 256):
+        for kind in ("full", "causal"):
+            yield Build("hopper", "forward", "fp16", head_dim, kind, (9, 0, "a"))
+    for head_dim in (64, 128):
+        for kind in PROBLEMS:
+            yield Build("hopper", "forward", "bf16", head_dim, kind, (9, 0, "a"))
+
+
 def all_builds() -> Iterator[Build]:
     """Every kernel of every rung: each element type, kind of problem and architecture it is for."""
     for rung in RUNGS:
-        own = {"standard": STANDARD, "tensor_core": ("forward",)}
+        own = {"standard": STANDARD, "tensor_core": ("forward",), "hopper": ("forward",)}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
         axes = kernels, rung.dtypes, depths, PROBLEMS, ARCHITECTURES
         for build in itertools.product(*axes) if rung.name in _PREPARE else ():
-            if build[-1] >= rung.compute_capability:
+            cc = build[-1]
+            if cc >= rung.compute_capability and (not rung.majors or cc[0] in rung.majors):
                 yield Build(rung.name, *build)
 
 
@@ -191,6 +206,14 @@ def _tensor_core(problem: Problem, build: Build):
     return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
 
 
+def _hopper(problem: Problem, build: Build):
+    tiles, (scale_first, scale, factor) = hopper_tiles(problem), hopper.factors(problem)
+    kernel = hopper.make_forward(hopper.forward_spec(problem), tiles, scale_first)
+    tensor_map = TensorMap(_array(build.dtype, 4), tiles.tile_n, tiles.panel)
+    arguments = (*[tensor_map] * 4, _array("fp32", 3), (1, 1), scale, factor)
+    return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
+
+
 def _flash1(problem: Problem, build: Build):
     spec, cc = Spec.of(problem, False), build.cc[:2]
     four, sums, vector = _array(build.dtype, 4), _array("fp32", 4), _array("fp32", 3)
@@ -242,6 +265,7 @@ def _standard(problem: Problem, build: Build):
 
 
 _PREPARE = {
+    "hopper": _hopper,
     "tensor_core": _tensor_core,
     "flash2": _flash2,
     "flash1": _flash1,

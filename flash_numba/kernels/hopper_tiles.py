@@ -107,6 +107,12 @@ def hopper_tiles(problem: Problem) -> HopperTiles:
     panel = 32 if 64 < widest <= 96 else 64
     depth, depth_v = padded(problem.head_dim, panel), padded(problem.head_dim_v, panel)
     panels = depth_v // panel
+    if problem.dropout_p > 0 or problem.score_mods:  # their registers want smaller tiles
+        return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel)
+    # 192 query rows waste less of the exponentials' time, but more of a short causal triangle.
+    short = problem.range_mask is not None and problem.seqlen_q <= 1024
+    if widest <= 64 and (short or problem.key_lengths is not None):
+        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
     if widest <= 64:
         return HopperTiles(depth, depth_v, 128, 3, 2, 2, panels, panel)
     if widest <= 128:

@@ -111,6 +111,9 @@ def assemble(ptx: str, cc: tuple) -> Resources:
     if run.returncode != 0:
         raise RuntimeError(f"ptxas -arch={arch} failed: {report}")
 
+    if re.search(r"wgmma\S* instructions are serialized", report):
+        raise RuntimeError(f"ptxas -arch={arch} takes the asynchrony out of wgmma: {report}")
+
     def number(pattern) -> int:
         return int(re.findall(pattern, report)[0])
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ...arrays import DeviceArray
+from ...arrays import is_copyable
 from ..numba_cuda import NUMBA_CUDA, cgutils, ir, types
 from .layouts import ITEM_BYTES
 
@@ -35,17 +35,6 @@ class TensorMap(NamedTuple):
     array: Any
     rows: int
     columns: int
-
-
-def is_copyable(array: DeviceArray) -> bool:
-    """Whether the engine can address the tensor: neighbours adjoin, and all else on 16 bytes."""
-    *outer, last = array.strides
-    steps = [step for step, size in zip(outer, array.shape, strict=False) if size > 1]
-    return (
-        (last == ITEM_BYTES or array.shape[-1] == 1)
-        and array.pointer % 16 == 0
-        and all(step % 16 == 0 and 0 < step < 1 << 40 for step in steps)
-    )
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,8 @@
 
 One thread names a tile by its first element's coordinates, innermost first; the engine moves it,
 swizzled as the `TensorMap` says. Rows and columns outside of the tensor are read as zeros, count in
-the bytes that arrive all the same, and are not written.
+the bytes that arrive all the same, and are not written; but a store must not begin before the
+tensor does: a negative coordinate there is an illegal instruction.
 """
 
 from typing import Any

@@ -62,6 +62,12 @@ def _groups(context) -> dict:
 
 def store(context, source, c0, c1, c2, c3, tensor):
     """The box leaves at once, but its shared memory may be written only after a wait."""
+    if min(int(c) for c in (c0, c1, c2, c3)) < 0:
+        raise context.error(
+            "out of bounds",
+            "a bulk store may hang over the end of its tensor, but must not begin before it: "
+            f"coordinates {tuple(map(int, (c0, c1, c2, c3)))}",
+        )
     array, moment = tensor[0], _groups(context)["committed"] + 1
     with context.copy(("bulk", context.thread.tid), moment):
         for place, inside in _chunks(context, tensor, source, (c0, c1, c2, c3)):
