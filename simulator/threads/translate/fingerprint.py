@@ -42,7 +42,7 @@ class Fingerprint:
             for name, value in names_of(function).items()
             if isinstance(value, PLAIN) and "0x" not in repr(value)
         }
-        key = f"{function.__module__}.{function.__qualname__} {sorted(constants.items())}"
+        key = f"{function.__name__} {sorted(constants.items())}"
         self._texts[key] = text
 
     def __str__(self) -> str:
