@@ -38,9 +38,9 @@ def vectors(array) -> bool:
 class Rung:
     """The host side of the rung, on a CPU; `reports` are those of its launches, in order."""
 
-    def __init__(self, problem, q, k, v, order=None, tile=16, count=False, thread_m=4):
+    def __init__(self, problem, q, k, v, order=None, tile=16, count=False):
         self.problem, self.q, self.k, self.v = problem, *map(stored, (q, k, v))
-        self.tiles, self.reports = SquareTiles(tile, thread_m), []
+        self.tiles, self.reports = SquareTiles(tile), []
         self.traced = {"order": order, "count": count}
         self.aux = extra(problem)
         self.lengths, self.dropout = problem.key_lengths is not None, problem.dropout_p > 0
@@ -181,14 +181,6 @@ def test_larger_tiles():
     problem, q, k, v, dout = random_problem(**SIZES | {"dropout_p": 0.4, "seed": 3})
     want = truth(problem, q, k, v, dout)
     rung = Rung(problem, q, k, v, tile=32)
-    check(problem, rung.forward() | rung.backward(dout), want)
-
-
-def test_larger_parts_of_a_tile():
-    """As on a GPU with the shared memory for them; one tile is whole, the others are not."""
-    problem, q, k, v, dout = random_problem(seqlen_q=64, seqlen_k=66, head_dim=32)
-    want = truth(problem, q, k, v, dout)
-    rung = Rung(problem, q, k, v, tile=64, thread_m=8)
     check(problem, rung.forward() | rung.backward(dout), want)
 
 

@@ -32,7 +32,7 @@ from .hopper_tiles import hopper_tiles
 from .offline import Resources, assemble, compile_ptx
 from .spec import Spec, backward_tiles, forward_tiles
 from .standard_products import make_column_blocks, make_row_blocks
-from .standard_tiles import product_tiles
+from .standard_tiles import square_tiles
 
 ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0, "a"), (12, 0))
 """Compute capabilities that the kernels are built for."""
@@ -231,7 +231,7 @@ def _flash1(problem: Problem, build: Build):
 def _standard(problem: Problem, build: Build):
     spec, d = standard.plain_spec(problem, True), build.head_dim
     limit = shared_limit(build.cc[:2])
-    tiles = product_tiles(d, d, limit)
+    tiles = square_tiles(d, d, limit)
     four, matrix, vector = _array(build.dtype, 4), _array("fp32", 4), _array("fp32", 3)
     name = build.direction.split()[1]
     shared_bytes = 0 if name in ("softmax", "dS") else tiles.shared_bytes(d)

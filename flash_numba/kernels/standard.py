@@ -33,10 +33,11 @@ from .arguments import extra_arguments
 from .spec import Spec
 from .standard_products import make_pair_product, make_row_blocks
 from .standard_tiles import (
+    THREAD_ROWS,
     SquareTiles,
     matrix,
     matrix_bytes,
-    product_tiles,
+    square_tiles,
 )
 
 
@@ -56,17 +57,17 @@ def make_scores(spec: Spec, tiles: SquareTiles, with_slopes: bool = False):
     -----
     Reads a tile of Q and one of K for each tile of S.
     """
-    tile, tm, tn = tiles.tile, tiles.thread_m, tiles.thread_n
+    tile, tn = tiles.tile, tiles.thread_n
     keys_of = make_keys_of(spec.has_lengths)
     pair_of, scores = make_pair_product(spec.dtype, spec.head_dim, tiles, spec.vectors)
-    scale_scores = make_scale_scores(False, tm, tn)
-    change_scores = make_change_scores(spec.changes, tm, tn)
+    scale_scores = make_scale_scores(False, THREAD_ROWS, tn)
+    change_scores = make_change_scores(spec.changes, THREAD_ROWS, tn)
     derivatives = spec.derivatives if with_slopes else ()
     change_scores_backward = make_change_scores_backward(
-        spec.changes if with_slopes else (), derivatives, tm, tn, False
+        spec.changes if with_slopes else (), derivatives, THREAD_ROWS, tn, False
     )
-    mask_scores = make_mask_scores(spec.keep, tm, tn)
-    store = make_store_matrix(tm, tn)
+    mask_scores = make_mask_scores(spec.keep, THREAD_ROWS, tn)
+    store = make_store_matrix(THREAD_ROWS, tn)
 
     @kernel(tiles.threads)
     def standard_scores(Q, K, S, Slopes, scale, mask_aux, score_aux, lengths):
@@ -78,13 +79,13 @@ def make_scores(spec: Spec, tiles: SquareTiles, with_slopes: bool = False):
         if n_block * tile >= seqlen_k:
             return
 
-        rS = cuda.local.array((tm, tn), types.float32)
-        rSlopes = cuda.local.array((tm, tn), types.float32)
+        rS = cuda.local.array((THREAD_ROWS, tn), types.float32)
+        rSlopes = cuda.local.array((THREAD_ROWS, tn), types.float32)
         gQ, gK = Q[batch, :, head], K[batch, :, head // (num_heads // K.shape[2])]
         first_q, first_k = scores(rS, gQ, gK, m_block, seqlen_q, n_block, seqlen_k, tid)
         scale_scores(rS, scale)
         if with_slopes:
-            for i in range(tm):
+            for i in range(THREAD_ROWS):
                 unroll_full()
                 for j in range(tn):
                     unroll_full()
@@ -209,7 +210,7 @@ def plain_spec(problem: Problem, vectors: bool) -> Spec:
 def chosen_tiles(problem: Problem) -> SquareTiles:
     """The tiles for the current GPU."""
     limit = shared_limit(compute_capability())
-    return product_tiles(problem.head_dim, problem.head_dim_v, limit)
+    return square_tiles(problem.head_dim, problem.head_dim_v, limit)
 
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:

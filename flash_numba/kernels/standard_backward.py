@@ -31,7 +31,7 @@ from .spec import padded
 from .standard import chosen_tiles, launch_weights
 from .standard import counted_as as counted_as
 from .standard_products import make_column_blocks, make_pair_product, make_row_blocks
-from .standard_tiles import SquareTiles, matrix, matrix_bytes
+from .standard_tiles import THREAD_ROWS, SquareTiles, matrix, matrix_bytes
 
 
 @cache
@@ -55,11 +55,11 @@ def make_weight_gradients(
     -----
     Reads a tile of dO and one of V for each tile of dP.
     """
-    tile, tm, tn = tiles.tile, tiles.thread_m, tiles.thread_n
+    tile, tn = tiles.tile, tiles.thread_n
     keys_of = make_keys_of(has_lengths)
     pair_of, product = make_pair_product(dtype, head_dim_v, tiles, vectors)
-    drop_weights = make_drop_weights(has_dropout, tm, tn)
-    store = make_store_matrix(tm, tn)
+    drop_weights = make_drop_weights(has_dropout, THREAD_ROWS, tn)
+    store = make_store_matrix(THREAD_ROWS, tn)
 
     @kernel(tiles.threads)
     def standard_dP(dO, V, dP, lengths, dropout):
@@ -71,7 +71,7 @@ def make_weight_gradients(
         if n_block * tile >= seqlen_k:
             return
 
-        rdP = cuda.local.array((tm, tn), types.float32)
+        rdP = cuda.local.array((THREAD_ROWS, tn), types.float32)
         gdO, gV = dO[batch, :, head], V[batch, :, head // (num_heads // V.shape[2])]
         first_q, first_k = product(rdP, gdO, gV, m_block, seqlen_q, n_block, seqlen_k, tid)
         drop_weights(rdP, first_q, first_k, batch_head, dropout)

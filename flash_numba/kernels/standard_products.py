@@ -19,7 +19,7 @@ from ..device.products import (
 )
 from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_keys_of
-from .standard_tiles import LANES, SquareTiles
+from .standard_tiles import LANES, THREAD_ROWS, SquareTiles
 
 
 @cache
@@ -30,13 +30,12 @@ def make_pair_product(dtype: str, columns: int, tiles: SquareTiles, vectors: boo
     is the block's. ``pair_product(rC, gA, gB, m_block, seqlen_q, n_block, seqlen_k, tid) -> (first
     query, first key)`` puts the thread's part of ``A_i B_jᵀ`` into `rC`: S = Q Kᵀ, dP = dO Vᵀ.
     """
-    tile, tm, tn, threads = tiles.tile, tiles.thread_m, tiles.thread_n, tiles.threads
-    depth = tiles.depth(columns)
+    tile, tn, threads, depth = tiles.tile, tiles.thread_n, tiles.threads, tiles.depth(columns)
     place = make_place(LANES)
-    load_a = make_load_rows(dtype, depth, tile, tm, threads, vectors)
+    load_a = make_load_rows(dtype, depth, tile, THREAD_ROWS, threads, vectors)
     load_b = make_load_rows(dtype, depth, tile, tn, threads, vectors)
-    multiply = make_multiply_rows(tm, tn, depth)
-    a_shape, b_shape = (tile // tm, tm * depth + 4), (LANES, tn * depth + 4)
+    multiply = make_multiply_rows(THREAD_ROWS, tn, depth)
+    a_shape, b_shape = (tile // THREAD_ROWS, THREAD_ROWS * depth + 4), (LANES, tn * depth + 4)
     b_at = a_shape[0] * a_shape[1]
 
     @room
@@ -54,7 +53,7 @@ def make_pair_product(dtype: str, columns: int, tiles: SquareTiles, vectors: boo
         load_b(sB, gB, n_block * tile, seqlen_k, tid)
         cuda.syncthreads()
         multiply(rC, sA, sB, row_group, lane)
-        return m_block * tile + row_group * tm, n_block * tile + lane * tn
+        return m_block * tile + row_group * THREAD_ROWS, n_block * tile + lane * tn
 
     return pair_of, pair_product
 
@@ -78,20 +77,20 @@ def make_row_blocks(
     -----
     Reads A once and B once a query tile, writes Out once.
     """
-    tile, tm, threads = tiles.tile, tiles.thread_m, tiles.threads
+    tile, threads = tiles.tile, tiles.threads
     depth = tiles.depth(columns)
     thread_columns = depth // LANES
 
     place = make_place(LANES)
     keys_of = make_keys_of(has_lengths)
-    load_a = make_load_rows("fp32", tile, tile, tm, threads, True)
+    load_a = make_load_rows("fp32", tile, tile, THREAD_ROWS, threads, True)
     load_b = make_load_rows(dtype, depth, tile, 4, threads, vectors)
-    drop_tile = make_drop_tile(has_dropout, tile, tm, threads)
-    clear = make_clear(tm, thread_columns)
-    add_product = make_multiply_add_rows(tm, thread_columns, LANES, tile, depth)
-    store = make_store_rows(dtype, columns, tm, thread_columns, LANES, vectors)
-    a_shape = (tile // tm, tm * tile + 4)
-    b_shape, b_at = (tile // 4, 4 * depth + 4), tile * tile + tile // tm * 4
+    drop_tile = make_drop_tile(has_dropout, tile, THREAD_ROWS, threads)
+    clear = make_clear(THREAD_ROWS, thread_columns)
+    add_product = make_multiply_add_rows(THREAD_ROWS, thread_columns, LANES, tile, depth)
+    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, vectors)
+    a_shape = (tile // THREAD_ROWS, THREAD_ROWS * tile + 4)
+    b_shape, b_at = (tile // 4, 4 * depth + 4), tile * tile + tile // THREAD_ROWS * 4
 
     @kernel(threads)
     def row_blocks(A, B, Out, lengths, dropout):
@@ -106,7 +105,7 @@ def make_row_blocks(
 
         memory = cuda.shared.array(0, types.float32)
         sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
-        acc = cuda.local.array((tm, thread_columns), types.float32)
+        acc = cuda.local.array((THREAD_ROWS, thread_columns), types.float32)
         clear(acc)
         first_k = 0
         while first_k < seqlen_k:
@@ -117,7 +116,7 @@ def make_row_blocks(
             add_product(acc, sA, sB, row_group, lane)
             cuda.syncthreads()
             first_k += tile
-        row = first_q + row_group * tm
+        row = first_q + row_group * THREAD_ROWS
         store(Out[batch, :, head], acc, row, seqlen_q, lane, types.float32(1))
 
     return row_blocks
@@ -141,7 +140,7 @@ def make_column_blocks(
     -----
     Reads A once and B once a key tile, writes Out once.
     """
-    tile, tm, group, threads = tiles.tile, tiles.thread_m, tiles.thread_n, tiles.threads
+    tile, group, threads = tiles.tile, tiles.thread_n, tiles.threads
     depth = tiles.depth(columns)
     thread_columns = depth // LANES
 
@@ -150,9 +149,9 @@ def make_column_blocks(
     load_a = make_load_rows("fp32", tile, tile, group, threads, True)
     load_b = make_load_rows(dtype, depth, tile, group, threads, vectors)
     drop_tile = make_drop_tile(has_dropout, tile, group, threads)
-    clear = make_clear(tm, thread_columns)
-    add_product = make_multiply_add(tm, thread_columns, LANES, group, depth)
-    store = make_store_rows(dtype, columns, tm, thread_columns, LANES, vectors)
+    clear = make_clear(THREAD_ROWS, thread_columns)
+    add_product = make_multiply_add(THREAD_ROWS, thread_columns, LANES, group, depth)
+    store = make_store_rows(dtype, columns, THREAD_ROWS, thread_columns, LANES, vectors)
     a_shape, b_shape = (LANES, group * tile + 4), (LANES, group * depth + 4)
     b_at = LANES * (group * tile + 4)
 
@@ -169,7 +168,7 @@ def make_column_blocks(
 
         memory = cuda.shared.array(0, types.float32)
         sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
-        acc = cuda.local.array((tm, thread_columns), types.float32)
+        acc = cuda.local.array((THREAD_ROWS, thread_columns), types.float32)
         clear(acc)
         if first_k < seqlen_k:
             for head in range(kv_head * sharing, (kv_head + 1) * sharing):
@@ -183,7 +182,7 @@ def make_column_blocks(
                     add_product(acc, sA, sB, tile, row_group, lane)
                     cuda.syncthreads()
                     first_q += tile
-        row = first_k + row_group * tm
+        row = first_k + row_group * THREAD_ROWS
         store(Out[batch, :, kv_head], acc, row, Out.shape[1], lane, types.float32(1))
 
     return column_blocks

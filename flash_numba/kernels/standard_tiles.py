@@ -8,27 +8,24 @@ from ..problem import Problem
 from .spec import padded
 
 LANES, THREAD_ROWS = 8, 4
-"""Threads side by side along the columns of a tile, and rows of a thread if not said otherwise."""
+"""Threads side by side along the columns of a tile, and rows of a thread."""
 
 
 class SquareTiles(NamedTuple):
-    """Tiles of `tile` queries and `tile` keys.
+    """Tiles of `tile` queries and `tile` keys, shared by ``2 * tile`` threads.
 
     Attributes
     ----------
     tile : int
         64, 32 or 16.
-    thread_m : int
-        Rows of a thread's part of a tile, 4 or 8.
     """
 
     tile: int
-    thread_m: int = THREAD_ROWS
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.tile // self.thread_m * LANES
+        return self.tile // THREAD_ROWS * LANES
 
     @property
     def thread_n(self) -> int:
@@ -77,16 +74,6 @@ def square_tiles(head_dim: int, head_dim_v: int, shared_bytes: int) -> SquareTil
         f"head_dim={head_dim} and head_dim_v={head_dim_v} need "
         f"more shared memory a block than the {shared_bytes} bytes of this GPU"
     )
-
-
-def product_tiles(head_dim: int, head_dim_v: int, shared_bytes: int) -> SquareTiles:
-    """`square_tiles` for kernels that are little else than a product.
-
-    They have registers for a larger part of a tile a thread, which then reads shared memory less.
-    """
-    tiles = square_tiles(head_dim, head_dim_v, shared_bytes)
-    large = tiles.tile == 64 and max(head_dim, head_dim_v) <= 128
-    return tiles._replace(thread_m=8) if large else tiles
 
 
 def matrix_bytes(problem: Problem) -> int:
