@@ -1,6 +1,6 @@
 import importlib
-import json
 import re
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from simulator.bench import results
 from simulator.cli import app
 from simulator.viewer import align, breakpoints, sources
 from simulator.viewer.frame import frame
@@ -102,7 +103,7 @@ def test_commands_exist():
     named = set(re.findall(r"`flash-numba (\w+)", README))
     assert named == set(commands)
     assert re.findall(r"^\| `flash-numba (\w+)", README, re.MULTILINE) == list(commands)
-    both = (commands[name] for name in ("compare", "step"))
+    both = (commands[name] for name in ("compare", "step", "bench"))
     options = {name for one in both for param in one.params for name in param.opts}
     assert set(re.findall(r"(?<= |`)--[\w-]+", README)) <= options | {"--help"}
 
@@ -150,23 +151,14 @@ def difference_at_the_end(source) -> str:
 def test_kernel_figures_are_those_measured():
     told = section("The kernels")
     (path,) = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
-    results = json.loads((ROOT / path).read_text())
-    assert f"{results['machine']['gpu']}, {results['machine']['date']}" in " ".join(told.split())
-    assert {row["rung"] for row in results["rows"]} == {"flash2"}
-    expected = []
-    for direction in ("forward", "backward"):
-        for head_dim in (64, 128):
-            rows = [
-                row
-                for row in results["rows"]
-                if (row["direction"], row["head_dim"]) == (direction, head_dim)
-            ]
-            (largest,) = (row for row in rows if row["seqlen"] == 8192 and not row["causal"])
-            ratios = [row["peers"]["torch_efficient"] / row["ms"] for row in rows]
-            ours, torch = largest["tflops"], largest["peer_tflops"]["torch_efficient"]
-            span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            expected.append(f"| {direction} | {head_dim} | {ours:.1f} | {torch:.1f} | {span} |")
-    assert re.findall(r"^\| (?:for|back)ward .*", told, re.MULTILINE) == expected
+    found = results.load(ROOT / path)
+    machine = found["machine"]
+    assert f"{machine['gpu']}, {machine['date']}" in " ".join(told.split())
+    assert {row["dtype"] for row in found["rows"]} == {"fp32"}
+    program = runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
+    assert re.findall(r"^\| `\w+` \| (?:for|back)ward .*", told, re.MULTILINE) == program["table"](
+        found
+    )
 
 
 def test_costs_of_a_call_are_those_measured():

@@ -1,0 +1,40 @@
+"""Print README's table of the kernels' speed from the results of ``flash-numba bench``.
+
+python benchmarks/readme_table.py benchmarks/results/h200_fp32.json
+"""
+
+import argparse
+
+from simulator.bench import results
+
+SEQLEN = 2048
+"""Of the column TFLOP/s, without a mask; the slowest rung has a row there."""
+
+
+def span(values: list[float]) -> str:
+    """Least and most, or a dash."""
+    return f"{min(values):.2f} to {max(values):.2f}" if values else "-"
+
+
+def table(found: dict) -> list[str]:
+    """A line for each rung, pass and head dimension."""
+    lines = []
+    keys = dict.fromkeys((r["rung"], r["direction"], r["head_dim"]) for r in found["rows"])
+    rungs = ["standard", "flash1", "flash2"]
+    for rung, direction, head_dim in sorted(keys, key=lambda key: rungs.index(key[0])):
+        key = rung, direction, head_dim
+        rows = [r for r in found["rows"] if (r["rung"], r["direction"], r["head_dim"]) == key]
+        (one,) = (r for r in rows if r["seqlen"] == SEQLEN and not r["causal"])
+        ratios = [
+            span([r["ratios"][peer] for r in rows if peer in r["ratios"]])
+            for peer in ("torch_efficient", "torch_math")
+        ]
+        cells = [f"`{rung}`", direction, f"{head_dim}", f"{one['tflops']:.1f}", *ratios]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path")
+    print("\n".join(table(results.load(parser.parse_args().path))))
