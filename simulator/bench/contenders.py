@@ -80,7 +80,7 @@ def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
     forward()
     _check(rung, cell, inputs, {"o": o, "lse": lse})
     if cell.direction == "forward":
-        return Contender(rung.name, forward, (inputs, o, lse))
+        return Contender(rung.name, forward, (inputs, o, lse, *spaces))
     spaces.clear()  # S and P of standard attention are large
     grads = {name: torch.full_like(q, torch.nan) for name in ("dq", "dk", "dv")}
     given = [*views, *(DeviceArray.of(x) for x in (inputs.do, *grads.values()))]
