@@ -1,4 +1,5 @@
 import importlib
+import json
 import re
 import runpy
 import subprocess
