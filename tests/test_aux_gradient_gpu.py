@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 @each_rung
 def test_all_at_once_repeats_bit_for_bit(name, kernel):
-    """Softcap, bias, relative positions or a user's own change, and a gradient of lse."""
+    """Softcap, bias, a user's own change, and a gradient of lse."""
     rng = np.random.default_rng(7)
     options: dict[str, Any] = {"head_dim": 64} | OPTIONS[name]
     if options.pop("listed", False):
@@ -65,10 +65,7 @@ def test_all_at_once_repeats_bit_for_bit(name, kernel):
     given = inputs(rng, plain)
     dlse = rng.standard_normal(plain.shapes["lse"]).astype(np.float32)
     bias, change = broadcast_bias(rng, plain, (0, 2))
-    weights, theta = rng.standard_normal((2, 40)).astype(np.float32)
-    mod: Any = masks.relative_positions(weights / 8, theta)
-    if name == "dropout":
-        mod = steep_mod(0.2 * rng.standard_normal((2, 2)).astype(np.float32))
+    mod = steep_mod(0.2 * rng.standard_normal((2, 2)).astype(np.float32))
     call = plain, given, kernel, ("q", "k", "v", "bias", "score_mod"), dlse
     changes = {"softcap": 2.0, "bias": bias, "score_mod": mod}
     found = gradients(*call, **changes)
@@ -81,12 +78,12 @@ def test_all_at_once_repeats_bit_for_bit(name, kernel):
 
 @each_rung
 def test_many_keys_repeat_bit_for_bit_30_times(kernel):
-    """The gradient of a few weights, which all blocks share."""
+    """The gradient of 40 weights, in two walks that all blocks share."""
     rng = np.random.default_rng(8)
     plain = Problem(700, 900, 64, num_heads=3, causal=True)
     given = inputs(rng, plain)
-    weights, theta = rng.standard_normal((2, 3)).astype(np.float32)
-    mod = masks.relative_positions(weights, theta)
+    weights, theta = rng.standard_normal((2, 40)).astype(np.float32)
+    mod = masks.relative_positions(weights / 8, theta)
     call = plain, given, kernel, ("score_mod",)
     found = gradients(*call, score_mod=mod)
     hold(replace(plain, score_mods=(mod,)), given.values(), (found.dscore_mod,))

@@ -1,11 +1,12 @@
 """Dropout inside kernels: the same Philox words as `flash_numba.dropout`."""
 
+import math
 from functools import cache
 
 from ..dropout import PHILOX_M0, PHILOX_M1, PHILOX_ROUNDS, PHILOX_W0, PHILOX_W1
 from .numba_cuda import cuda, room, types
 from .scores import make_position
-from .unroll import unroll_full
+from .unroll import unroll_full, unroll_none
 
 LOW = 0xFFFFFFFF
 
@@ -43,6 +44,56 @@ def keep_factor(q_idx, k_idx, batch_head, dropout):
 
 
 @cache
+def make_keep_bits(active: bool, tile_rows: int, tile_columns: int, rows_are_keys: bool = False):
+    """Rooms ``keep_bits`` and ``drop_kept``: which weights stay, and zero or 1/(1-p) times P.
+
+    ``keep_bits(first_q, first_k, batch_head, dropout)`` has a bit for each weight of a thread's
+    tile, of at most 64, so that a backward pass draws the words once and keeps them in a register
+    or two; ``drop_kept(rP, bits, dropout)`` multiplies. Parameters as for `make_drop_weights`. Four
+    neighbouring keys share a draw.
+    """
+    queries, keys = (tile_columns, tile_rows) if rows_are_keys else (tile_rows, tile_columns)
+    run = math.gcd(keys, 4)  # keys of a tile begin at a multiple of it
+    runs = keys // run
+
+    @room
+    def keep_bits(first_q, first_k, batch_head, dropout):
+        bits = types.uint64(0)
+        if active:
+            seed_low, seed_high, threshold, _ = dropout
+            for at in range(queries * runs):
+                unroll_none()
+                k_idx = first_k + at % runs * run
+                words = philox(
+                    types.uint64(k_idx // 4),
+                    types.uint64(first_q + at // runs),
+                    types.uint64(batch_head),
+                    types.uint64(0),
+                    seed_low,
+                    seed_high,
+                )
+                for i in range(run):
+                    unroll_full()
+                    word = words[i] if run == 4 else words[(k_idx + i) % 4]
+                    if word >= threshold:
+                        bits |= types.uint64(1) << types.uint64(at * run + i)
+        return bits
+
+    @room
+    def drop_kept(rP, bits, dropout):
+        if active:
+            for i in range(tile_rows):
+                unroll_full()
+                for j in range(tile_columns):
+                    unroll_full()
+                    at = j * keys + i if rows_are_keys else i * keys + j
+                    kept = (bits >> types.uint64(at)) & types.uint64(1)
+                    rP[i, j] *= dropout[3] if kept != 0 else types.float32(0)
+
+    return keep_bits, drop_kept
+
+
+@cache
 def make_drop_weights(
     active: bool,
     tile_rows: int,
@@ -65,6 +116,14 @@ def make_drop_weights(
     -----
     `dropout` is ``(seed_low, seed_high, threshold, 1 / (1 - p))``.
     """
+    if not fragment and tile_rows * tile_columns <= 64:
+        keep_bits, drop_kept = make_keep_bits(active, tile_rows, tile_columns, rows_are_keys)
+
+        @room
+        def drop_at_once(rP, first_q, first_k, batch_head, dropout):
+            drop_kept(rP, keep_bits(first_q, first_k, batch_head, dropout), dropout)
+
+        return drop_at_once
     position = make_position(rows_are_keys, fragment)
 
     @room

@@ -16,7 +16,7 @@ from functools import cache
 
 from ..arrays import DeviceArray, contiguous
 from ..device.copies import make_store_rows
-from ..device.dropout import make_drop_weights
+from ..device.dropout import make_keep_bits
 from ..device.gradients import make_clear, make_softmax_gradient
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.plain_copies import (
@@ -83,7 +83,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles, has_dlse: bool):
     scores = make_multiply_transposed(tn, tm, depth)
     scale_scores = make_scale_scores(False, tn, tm)
     weight_gradient = make_multiply_transposed(tn, tm, depth_v)
-    drop_weights = make_drop_weights(spec.has_dropout, tn, tm, True)
+    keep_bits, drop_kept = make_keep_bits(spec.has_dropout, tn, tm, True)
     subtract_delta, weights = make_softmax_gradient(tn, tm)
     change_scores = make_change_scores_backward(spec.changes, spec.derivatives, tn, tm)
     mask_scores = make_mask_scores(spec.keep, tn, tm, True)
@@ -176,8 +176,8 @@ def make_backward(spec: Spec, tiles: BackwardTiles, has_dlse: bool):
                     weight_gradient(rdS, sV, sdO, row_group, lane)
                     scores(rS, sK, sQ, row_group, lane)
                     scale_scores(rS, scale)
-                    drop_at = batch * num_heads + head
-                    drop_weights(rdS, first_q, first_k, drop_at, dropout)
+                    kept = keep_bits(first_q, first_k, batch * num_heads + head, dropout)
+                    drop_kept(rdS, kept, dropout)
                     subtract_delta(rdS, rDelta)
                     change_scores(
                         rS, rdS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux
@@ -187,7 +187,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles, has_dlse: bool):
                     ):
                         mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
                     weights(rS, rdS, rLse)
-                    drop_weights(rS, first_q, first_k, drop_at, dropout)
+                    drop_kept(rS, kept, dropout)
 
                     # dV = dV + Pᵀ dO_i
                     share(sP, rS, tile_n, row_group, lane)
@@ -270,8 +270,8 @@ def backward(
 
 
 def chosen_tiles(spec: Spec, cc: tuple[int, int]) -> BackwardTiles:
-    """flash2's tiles, with 8 bytes of shared memory a query left for lse and D."""
-    return backward_tiles(spec, cc, shared_limit(cc) - 1024)
+    """flash2's tiles, of 4 keys a thread, 8 bytes of shared memory a query left for lse and D."""
+    return backward_tiles(spec, cc, shared_limit(cc) - 1024, most_keys=4)
 
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:

@@ -23,7 +23,7 @@ from ..device.copies import (
     make_store_rows,
     make_wait_for_copies,
 )
-from ..device.dropout import make_drop_weights
+from ..device.dropout import make_keep_bits
 from ..device.gradients import (
     end_turn,
     make_add_rows,
@@ -82,7 +82,8 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
     threads, lanes, q_lanes = tiles.threads, tiles.lanes, tiles.q_lanes
     tile_m, tile_n, tm, tn = tiles.tile_m, tiles.tile_n, tiles.thread_m, tiles.thread_n
     depth, depth_v = tiles.depth, tiles.depth_v
-    thread_d, thread_v, thread_q = depth // lanes, depth_v // lanes, depth // q_lanes
+    thread_d, thread_v, q_columns = depth // lanes, depth_v // lanes, depth // tiles.q_parts
+    thread_q = q_columns // q_lanes
 
     place, place_q = make_place(lanes), make_place(q_lanes)
     keys_of = make_keys_of(spec.has_lengths)
@@ -100,7 +101,7 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
     scores = make_multiply_transposed(tn, tm, depth)
     scale_scores = make_scale_scores(spec.folded, tn, tm)
     weight_gradient = make_multiply_transposed(tn, tm, depth_v)
-    drop_weights = make_drop_weights(spec.has_dropout, tn, tm, True)
+    keep_bits, drop_kept = make_keep_bits(spec.has_dropout, tn, tm, True)
     subtract_delta, weights = make_softmax_gradient(tn, tm)
     change_scores = make_change_scores_backward(spec.changes, spec.derivatives, tn, tm)
     mask_scores = make_mask_scores(spec.keep, tn, tm, True)
@@ -172,14 +173,14 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
                 scale_scores(rS, scale)
                 read_vector(rLse, LSE[batch, head], first_q, seqlen_q, types.float32(-math.inf))
                 read_vector(rDelta, Delta[batch, head], first_q, seqlen_q, types.float32(0))
-                batch_head = batch * num_heads + head
-                drop_weights(rdS, first_q, first_k, batch_head, dropout)
+                kept = keep_bits(first_q, first_k, batch * num_heads + head, dropout)
+                drop_kept(rdS, kept, dropout)
                 subtract_delta(rdS, rDelta)
                 change_scores(rS, rdS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
                 if is_partial(m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed):
                     mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
                 weights(rS, rdS, rLse)
-                drop_weights(rS, first_q, first_k, batch_head, dropout)
+                drop_kept(rS, kept, dropout)
                 share(sP, rS, tile_n, row_group, lane)
                 cuda.syncwarp()
                 add_dv(acc_dv, sP, sdO, tile_n, row_group, lane)
@@ -200,6 +201,10 @@ def make_backward(spec: Spec, tiles: BackwardTiles):
                 turn = turn_of(m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed)
                 wait_for_turn(Turns, batch, head, m_block, turn, tid)
                 add_dq(gdQ, rdQ, m_block * tile_m + q_group * q_rows, seqlen_q, q_lane, dq_scale)
+                for column in range(q_columns, depth, q_columns):
+                    query_gradient(rdQ, sdS, sK, q_group, q_lane + column)
+                    row = m_block * tile_m + q_group * q_rows
+                    add_dq(gdQ, rdQ, row, seqlen_q, q_lane + column, dq_scale)
                 end_turn(Turns, batch, head, m_block, turn, tid)
                 m_block = following
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..device.column_copies import column_shape
 from ..device.scores import is_power_of_two
 from ..problem import Problem
+from ..tiling import ceil_div
 
 
 class Spec(NamedTuple):
@@ -175,6 +176,11 @@ class BackwardTiles(NamedTuple):
         return self.tile_m * self.q_lanes // self.threads
 
     @property
+    def q_parts(self) -> int:
+        """Parts of dQ's columns, one after the other: a thread holds 32 elements at most."""
+        return ceil_div(self.tile_m * self.depth, 32 * self.threads)
+
+    @property
     def offsets(self) -> tuple[int, int, int, int]:
         """Where sV, sQ, sdO and sP begin, in floats; sK begins at 0."""
         v_at = self.depth * (self.tile_n + 4)
@@ -228,8 +234,12 @@ def padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def backward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> BackwardTiles:
+def backward_tiles(
+    spec: Spec, cc: tuple[int, int], shared_bytes: int, most_keys: int = 8
+) -> BackwardTiles:
     """The tiles of flash2's backward kernel on a GPU with `shared_bytes` a block.
+
+    A thread has at most `most_keys` keys, 8 or 4.
 
     Raises
     ------
@@ -244,9 +254,11 @@ def backward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Backwa
         )
     asynchronous = cc >= (8, 0) and spec.dtype == "fp32" and spec.vectors
     if widest <= 64:
-        choices = [(8, 4, 8, 16, 128, 2), (4, 4, 8, 8, 64, 2)]
+        # Numbers for changes, dropout and lengths live in registers too.
+        more = spec.changes or spec.has_dropout or spec.has_lengths or spec.has_list
+        choices = [(4 if more else most_keys, 4, 8, 16, 128, 2), (4, 4, 8, 8, 64, 2)]
     elif widest <= 128:
-        choices = [(8, 4, 16, 16, 256, 1), (4, 4, 8, 16, 128, 1), (4, 2, 16, 16, 128, 1)]
+        choices = [(most_keys, 4, 16, 32, 256, 1), (4, 4, 8, 16, 128, 1), (4, 2, 16, 16, 128, 1)]
         choices += [(4, 2, 8, 16, 64, 1)]
     else:
         choices = [(4, 2, 16, 32, 256, 1), (4, 2, 16, 16, 128, 1)]
