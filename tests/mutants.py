@@ -1,7 +1,8 @@
 """Small wrong versions of a source file, made from its syntax tree.
 
 A mutant changes one operator, comparison, constant or branch, or drops one statement. Annotations,
-docstrings, raised errors and table texts are left alone: they do not compute anything.
+docstrings, raised errors, table texts and markers of loops to unroll are left alone: they do not
+compute anything.
 """
 
 import ast
@@ -96,6 +97,8 @@ def _computing_nodes(tree: ast.AST) -> list[tuple[str, Node]]:
 
     def visit(node, inside):
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
+            return
+        if isinstance(node, ast.Expr) and ast.unparse(node).startswith("unroll_"):
             return
         if isinstance(node, ast.FunctionDef):
             for statement in node.body:

@@ -23,6 +23,8 @@ TESTS = {
     "flash_numba/reference.py": ("tests/test_reference.py", "tests/test_cases.py"),
     "flash_numba/masks.py": ("tests/test_masks.py", "tests/test_reference.py"),
     "flash_numba/tiling.py": ("tests/test_tiling.py",),
+    "flash_numba/device/aux_sums.py": ("tests/test_aux_gradient_threads.py",),
+    "flash_numba/device": ("tests/test_flash2_threads.py",),
 }
 """Which tests are asked about a change to which files."""
 
@@ -37,6 +39,10 @@ SAMPLE = {
     "flash_numba/reference.py": 6,
     "flash_numba/masks.py": 4,
     "flash_numba/tiling.py": 4,
+    "flash_numba/device/aux_sums.py": 2,
+    "flash_numba/device/dropout.py": 1,
+    "flash_numba/device/gradients.py": 1,
+    "flash_numba/device/scores.py": 1,
 }
 """How many mutants of each file."""
 
