@@ -87,6 +87,8 @@ def test_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
                 assert tiles.shared_bytes + 16 <= shared_limit(cc)
                 assert tiles.depth >= head_dim
                 assert tiles.depth_v >= head_dim_v
+            assert tiles.depth % (tiles.q_lanes * tiles.q_parts) == 0
+            assert tiles.q_rows % 4 == 0
 
 
 def test_every_build_of_every_rung_fits_its_gpu():
