@@ -3,8 +3,8 @@
     python benchmarks/sanitize.py benchmarks/results/sanitize.json
 
 A process for each tool and rung runs `exercise`: tails, causal and window, key lengths, a block
-list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of relative-position
-weights. The JSON has the errors that each tool reported; the exit status is 1 if there was any.
+list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a learned tensor. The
+JSON has the errors that each tool reported; the exit status is 1 if there was any.
 """
 
 import argparse
@@ -31,6 +31,21 @@ def stripes(batch, head, q_idx, k_idx, aux):
     return (q_idx // aux[0] + k_idx // aux[0]) % 3 != 0
 
 
+def tempered(score, batch, head, q_idx, k_idx, aux):
+    """A score change with a learned number a head."""
+    return score * aux[0][head]
+
+
+def tempered_derivative(score, batch, head, q_idx, k_idx, aux):
+    """d tempered / d score."""
+    return aux[0][head]
+
+
+def tempered_aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
+    """d tempered / d aux[0][head]."""
+    return score
+
+
 def exercise(rung: str, scale: int) -> None:
     """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names."""
     names, whole = set(), launch._function
@@ -48,7 +63,8 @@ def exercise(rung: str, scale: int) -> None:
     n, m = 64 * scale + 7, 64 * scale + 21
     listed = masks.Mask("stripes", stripes, (32,))
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
-    learned = masks.relative_positions(normal(3), normal(3))
+    rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
+    learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
     cases = {
         "fp32": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0, "score_mod": learned}
         | {"bias": normal(2, 1, m)},
