@@ -62,11 +62,12 @@ def test_table_covers_the_listed_builds():
 
 @pytest.mark.parametrize("key", sorted(ROWS, key=str), ids=str)
 def test_table_of_the_fast_tiles(key):
-    """On the data-centre GPUs whose shared memory holds the large tiles, nothing spills."""
+    """flash2's backward never spills; on the GPUs with the most shared memory nothing plain does."""
     row = ROWS[key]
     assert row["shared_bytes"] + 16 <= 1024 * DATA_SHEET_KB[key[5][:2]]
     assert row["registers"] <= 255
-    if key[5][:2] == (9, 0) and key[3] <= 128 and key[4] == "full":
+    plain = key[5][:2] == (9, 0) and key[3] <= 128 and key[4] == "full"
+    if plain or key[:2] == ("flash2", "backward"):
         assert row["spill_bytes"] == row["stack_bytes"] == 0
 
 
