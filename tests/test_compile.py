@@ -62,7 +62,7 @@ def test_table_covers_the_listed_builds():
 
 @pytest.mark.parametrize("key", sorted(ROWS, key=str), ids=str)
 def test_table_of_the_fast_tiles(key):
-    """flash2's backward never spills; on the GPUs with the most shared memory nothing plain does."""
+    """flash2's backward never spills; on the GPUs of most shared memory nothing plain does."""
     row = ROWS[key]
     assert row["shared_bytes"] + 16 <= 1024 * DATA_SHEET_KB[key[5][:2]]
     assert row["registers"] <= 255
