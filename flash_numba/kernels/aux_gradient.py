@@ -25,7 +25,7 @@ from ..device.ptx import shared_tile
 from ..device.schedule import make_keys_of, make_query_walk
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
 from ..device.unroll import unroll_full
-from ..launch import compute_capability, launch
+from ..launch import compute_capability, fill_zero, launch
 from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
@@ -235,6 +235,9 @@ def launch_aux_gradients(
         if gradient is None:
             continue
         plan = AuxPlan.of(problem, number, tiles.tile)
+        if plan.steps == 0:
+            fill_zero(gradient.pointer, 4 * math.prod(plan.shape), stream)
+            continue
         gradient = with_all_axes(gradient, problem.score_mods[number].aux_axes)
         sums = gradient._replace(shape=(1, *gradient.shape), strides=(0, *gradient.strides))
         if plan.shares > 1:

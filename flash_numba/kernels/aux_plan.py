@@ -50,12 +50,15 @@ class AuxPlan(NamedTuple):
         Tiles of the gradient.
     shares : int
         Blocks that share a tile.
+    steps : int
+        Tiles of scores that a tile of the gradient sums up; 0 in a problem without scores.
     """
 
     rule: AuxRule
     shape: tuple[int, ...]
     tiles: int
     shares: int
+    steps: int
 
     @classmethod
     def of(cls, problem: Problem, number: int, tile: int) -> "AuxPlan":
@@ -68,11 +71,11 @@ class AuxPlan(NamedTuple):
         tiles = batches * heads * ceil_div(queries, tile) * ceil_div(keys, tile)
         tiles *= ceil_div(terms, at_once)
         whole = problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k
-        steps = 1  # tiles of scores that a tile of the gradient sums up
+        steps = 1
         for size, length, side in zip(shape[:4], whole, (1, 1, tile, tile), strict=True):
             steps *= ceil_div(length, side) if size == 1 else 1
         shares = max(1, min(steps, ENOUGH_BLOCKS // max(tiles, 1)))
-        return cls(rule, shape, tiles, shares)
+        return cls(rule, shape, tiles, shares, steps)
 
     @property
     def shared_bytes(self) -> int:
