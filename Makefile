@@ -26,7 +26,7 @@ demo: $(RUN_STAMP)
 
 # One BLAS thread a process: the tests already run on every core, and more threads only wait.
 test: $(DEV_STAMP) lint
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not gpu and not notebooks"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not gpu"
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check $(SOURCES)

@@ -230,6 +230,14 @@ app.command("claims")(claims_command)
 
 
 @app.command()
+def learn() -> None:
+    """Start Jupyter on the course of notebooks."""
+    from .learn import start
+
+    start()
+
+
+@app.command()
 def doctor(
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object.", metavar="")

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from .installation import Facts, look
+from .restart import restart_advice
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ class Report:
 
 
 def examine() -> Report:
-    """Look and judge."""
+    """Look and judge; in a notebook, also whether its kernel must be restarted."""
     facts = look()
-    return Report(facts, problems(facts), judge(facts))
+    advice = restart_advice()
+    return Report(facts, problems(facts) + ([advice] if advice else []), judge(facts))
 
 
 def problems(facts: Facts) -> list[str]:
@@ -109,6 +111,7 @@ def judge(facts: Facts) -> list[Verdict]:
         _launch_kernels(facts),
         _optional(facts, "torch", "tests against PyTorch"),
         _optional(facts, "safetensors", "input from .safetensors"),
+        _optional(facts, "jupyterlab", "the course of notebooks", extra="tutorials"),
     ]
 
 
@@ -144,11 +147,11 @@ def _launch_kernels(facts: Facts) -> Verdict:
     return Verdict(what, True, f"numba-cuda {have['numba-cuda']} and {facts.gpus[0]['name']}")
 
 
-def _optional(facts: Facts, package: str, what: str) -> Verdict:
+def _optional(facts: Facts, package: str, what: str, extra: str | None = None) -> Verdict:
     if version := facts.packages.get(package):
         return Verdict(what, True, f"{package} {version}")
     return Verdict(
-        what, False, f"{package} is not installed", f"pip install 'flash-numba[{package}]'"
+        what, False, f"{package} is not installed", f"pip install 'flash-numba[{extra or package}]'"
     )
 
 

@@ -25,6 +25,7 @@ PACKAGES = (
     "typer",
     "ml_dtypes",
     "safetensors",
+    "jupyterlab",
     "cuda-toolkit",
 )
 VARIABLES = ("NUMBA_ENABLE_CUDASIM", "NUMBA_FORCE_CUDA_CC", "NUMBA_DISABLE_JIT")

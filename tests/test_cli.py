@@ -301,4 +301,4 @@ def test_the_help_names_what_options_take():
     assert all(re.search(rf"\b{name}\b", text) for name in PROGRAMS if name not in BROKEN)
     assert all(gpu.name.replace(" ", "") in text for gpu in GPUS)
     commands = re.findall(r"^│ (\w+) {2,}", help_of(), re.M)
-    assert commands == ["step", "compare", "trace", "bench", "claims", "doctor"]
+    assert commands == ["step", "compare", "trace", "bench", "claims", "learn", "doctor"]

@@ -16,6 +16,7 @@ VERSIONS: dict[str, str | None] = {
     "numba-cuda": "0.30.4",
     "torch": "2.13.0",
     "safetensors": "0.8.0",
+    "jupyterlab": "4.5.0",
     "cuda-toolkit": "13.0.2",
 }
 LINUX = Facts(python="3.13.0", system="Linux x86_64", packages=VERSIONS)

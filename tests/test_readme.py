@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from simulator.bench import results
 from simulator.cli import app
+from simulator.grade import PUZZLES
 from simulator.viewer import align, breakpoints, sources
 from simulator.viewer.frame import frame
 from simulator.viewer.moment import Moment, View
@@ -200,7 +201,10 @@ def test_costs_of_a_call_are_those_measured():
             assert f"{large / 2**20:,.1f}" in told
 
 
-@pytest.mark.parametrize("package", ["simulator.theory", "simulator.viewer"])
+@pytest.mark.parametrize(
+    "package",
+    [f"simulator.{name}" for name in ("theory", "viewer", "grading", "claims", "course")],
+)
 def test_packages_name_their_files_in_reading_order(package):
     module = importlib.import_module(package)
     folder = Path(str(module.__file__)).parent
@@ -223,3 +227,9 @@ def test_what_it_says_of_small_tiles(extra):
     assert "DIFFERS" not in text
     (sentence,) = re.findall(r"flash2 moves [^:]*:", text)
     assert ("more, not less" in sentence) == bool(extra)
+
+
+def test_the_course_lists_every_notebook():
+    listed = re.findall(r"\(tutorials/(\w+)\.ipynb\)", section("The course"))
+    assert listed == sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb"))
+    assert f"one of {len(PUZZLES)} puzzles" in section("The course")

@@ -250,9 +250,8 @@ def universal_win() -> Found:
     }
     return Found(
         conditional_if(min(ratios.values()) < 1.1 < max(ratios.values())),
-        "a gain in traffic needs N above d and tiles above d/2; a new token attends to its "
-        "cache at the "
-        "cost of reading it, however it is done",
+        "the gain in traffic is at most 1 + N/d and needs tiles above d/2; a new token attends to "
+        "its cache at the cost of reading it, however it is done",
         "traffic of standard attention over flash2's, d=64: "
         + ", ".join(f"{ratio:.2f} for {name}" for name, ratio in ratios.items()),
     )

@@ -159,7 +159,7 @@ def energy_superlinear() -> Found:
     more = growth(saved, 4096)
     return Found(
         conditional_if(more > 2),
-        "bytes that HBM need not move grow as (4 - 2d/B_r)·N²: energy saved in joules too; as a "
+        "bytes that HBM need not move grow as (4 - 2d/B_r)·N²: their energy too; as a "
         "share "
         "of standard attention's traffic they approach the constant 1 - d/(2B_r)",
         f"twice N saves {more:.2f} times the bytes; the share is {share(1024):.1%} at N=1,024 and "

@@ -1,0 +1,45 @@
+"""``flash-numba learn``: Jupyter on the notebooks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+TUTORIALS = Path(__file__).parents[1] / "tutorials"
+"""They come with the repository, not with the package."""
+
+FIRST = "01_start_here.ipynb"
+INSTALL = "pip install 'flash-numba[tutorials]'"
+
+
+def command(tutorials: Path = TUTORIALS) -> list[str]:
+    """What starts Jupyter on the first notebook.
+
+    Raises
+    ------
+    ValueError
+        If the notebooks or Jupyter are not there, with what to do.
+    """
+    if not (tutorials / FIRST).is_file():
+        raise ValueError(
+            f"the notebooks must lie in {tutorials}, they do not: they come with the repository, "
+            "and `pip install -e .` in a clone of it finds them"
+        )
+    missing = [name for name in ("matplotlib", "ipywidgets") if find_spec(name) is None]
+    if find_spec("jupyterlab") is not None:
+        server = "jupyterlab"
+    elif find_spec("notebook") is not None:
+        server = "notebook"
+    else:
+        missing.append("jupyter")
+        server = ""
+    if missing:
+        raise ValueError(f"the notebooks need {', '.join(missing)}, not installed here: {INSTALL}")
+    return [sys.executable, "-m", server, str(tutorials / FIRST)]
+
+
+def start() -> None:
+    """Start it, and wait until it ends."""
+    subprocess.run(command(), check=False, cwd=TUTORIALS)

@@ -1,0 +1,144 @@
+"""The notebooks are those of their sources, complete, accessible, and run as they are shown."""
+
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "tutorials"
+MOST_CELLS = 25
+
+DIAGRAMS = {f"D{number}" for number in range(1, 14)}
+"""Those that the course must draw, by the first words of the functions that do."""
+
+
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKE = load_script("make_notebooks")
+NAMES = MAKE.names()
+
+
+def stored(name: str) -> dict:
+    return json.loads((TUTORIALS / f"{name}.ipynb").read_text(encoding="utf-8"))
+
+
+def outputs(notebook: dict) -> list[dict]:
+    return [one for cell in notebook["cells"] for one in cell.get("outputs", ())]
+
+
+def test_there_are_notebooks_in_order():
+    assert [name[:2] for name in NAMES] == [f"{i:02}" for i in range(1, len(NAMES) + 1)]
+    assert sorted(path.stem for path in TUTORIALS.glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_are_those_of_the_source(name):
+    made, kept = MAKE.notebook(name), stored(name)
+    assert len(made["cells"]) <= MOST_CELLS
+    for mine, theirs in zip(made["cells"], kept["cells"], strict=True):
+        assert "".join(theirs["source"]) == mine["source"], "run scripts/make_notebooks.py"
+        assert theirs["cell_type"] == mine["cell_type"]
+    numbers = [cell["execution_count"] for cell in kept["cells"] if cell["cell_type"] == "code"]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert not any(one["output_type"] == "error" for one in outputs(kept))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opens_and_closes_as_promised(name):
+    made = MAKE.notebook(name)["cells"]
+    cells = [cell["source"] for cell in made]
+    assert re.match(rf"# {int(name[:2])} · ", cells[0])
+    for words in ("**You will**", "**You will learn**", "**You need**"):
+        assert words in cells[0], words
+    assert '%pip install --quiet "flash-numba[tutorials' in cells[1]
+    assert "Exercise" in "\n".join(cells)
+    assert "## Further reading" in cells[-1]
+    text = "\n".join(cells)
+    assert "**Predict" in text or "print(statement(" in text
+    prose = "\n".join(cell["source"] for cell in made if cell["cell_type"] == "markdown")
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        assert link.startswith("https://") or (TUTORIALS / link).is_file(), link
+    for path in re.findall(
+        r"`((?:simulator|flash_numba|docs|benchmarks|tutorials)/[\w/.]+)`", text
+    ):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_have_text(name):
+    kept = stored(name)
+    for one in outputs(kept):
+        if "image/png" in one.get("data", {}):
+            alternative = one["metadata"]["image/png"]["alt"]
+            assert len(alternative) > 60, alternative
+    shown = json.dumps(kept)
+    assert not re.search(r"/(home|root|tmp|work|Users)/", shown)
+    assert len(shown) < 400_000
+
+
+def test_every_diagram_is_drawn():
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in MAKE.SOURCES.glob("*.py"))
+    drawn = set()
+    for module in pkgutil.iter_modules([str(ROOT / "simulator" / "course")]):
+        text = (ROOT / "simulator" / "course" / f"{module.name}.py").read_text(encoding="utf-8")
+        for function, diagram in re.findall(r'def (\w+)\([^"]*?"""(D\d+):', text):
+            assert re.search(rf"\b{function}\(", sources), function
+            drawn.add(diagram)
+    assert drawn == DIAGRAMS
+
+
+def test_every_puzzle_is_set_and_solved():
+    from simulator.grade import PUZZLES
+
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in MAKE.SOURCES.glob("*.py"))
+    solutions = {path.stem for path in (TUTORIALS / "solutions").glob("*.py")}
+    assert solutions == set(PUZZLES)
+    kernels = {name for name in PUZZLES if name.endswith("_kernel")}
+    assert 'if name.endswith("_kernel")' in sources
+    assert [name for name in PUZZLES if f'"{name}"' not in sources and name not in kernels] == []
+
+
+def texts(notebook: dict) -> list[str]:
+    """What each cell prints and gives, without what differs from run to run."""
+    found = []
+    for cell in notebook["cells"]:
+        parts = []
+        for one in cell.get("outputs", ()):
+            if one["output_type"] == "stream":
+                parts.append("".join(one["text"]))
+            elif "application/vnd.jupyter.widget-view+json" not in one["data"]:
+                parts.append("".join(one["data"]["text/plain"]))
+        text = "".join(parts)
+        found.append(re.sub(r"\d(\.\d+)?e-\d+", "#", text))  # rounding errors
+    return found
+
+
+@pytest.mark.notebooks
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_as_shown(name, monkeypatch):
+    for package in ("nbclient", "ipykernel", "matplotlib", "ipywidgets"):
+        pytest.importorskip(package)
+    if "torch" in (MAKE.SOURCES / f"{name}.py").read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+    start = time.perf_counter()
+    made = MAKE.run(name)
+    seconds = time.perf_counter() - start
+    for now, then in zip(texts(made), texts(stored(name)), strict=True):
+        assert now == then
+    assert seconds < 300, "on an idle machine it is 60; this one is crowded"

@@ -1,0 +1,149 @@
+# %% [markdown]
+# # 7 · Choose tiles: how little can move?
+#
+# - **You will** find the tile size from which FlashAttention moves less, hold Theorem 2 of the
+#   paper against exact counts, and draw a roofline.
+# - **You will learn** what N²d²/M means, why small tiles lose, and what bounds large ones.
+# - **You need** notebook 5.
+
+# %%
+try:
+    import simulator  # noqa: F401
+except ModuleNotFoundError:
+    # %pip install --quiet "flash-numba[tutorials]"
+    pass
+
+from simulator.course import begin, show
+
+begin()
+
+# %% [markdown]
+# ## When FlashAttention moves more
+#
+# "My FlashAttention is slower than the naive one" is a question in many repositories, and often the
+# answer is a tile of 32.
+#
+# **Predict.** Standard attention moves 4N² elements (for long sequences). FlashAttention-2 moves
+# 2d/B_r · N². For d = 64, from which B_r on does it move less? And FlashAttention-1, which moves
+# (3d + 4)/B_c · N²?
+
+# %%
+from simulator.course.limits import break_even, growth, roof
+
+show(*break_even(d=64, N=4096))
+
+# %%
+from simulator.theory.asymptotics import break_even_tile, square_coefficient
+
+for d in (32, 64, 128, 256):
+    print(f"d={d:3}: flash1 from B_c={break_even_tile('flash1', d)}, ", end="")
+    print(f"flash2 from B_r={break_even_tile('flash2', d)}")
+print("factor of N² of flash2 at d=64, B_r=128:", square_coefficient("flash2", 128, 64))
+
+# %% [markdown]
+# ## A tile is not a saving
+#
+# A popular formula has memory savings of N²/B². It divides a matrix by one tile of it - and says
+# that smaller tiles save more. Counted:
+
+# %%
+from simulator.course.tiles import blocks_of_a_matrix
+
+show(*blocks_of_a_matrix(1024, [32, 128, 256], d=64))
+
+# %% [markdown]
+# ## Theorem 2
+#
+# The paper proves: with an SRAM of M elements, FlashAttention makes Θ(N²d²/M) accesses, and no
+# exact algorithm does better for every M. Where do the two factors d come from? A tile of rows of
+# length d has M/d rows, so there are Nd/M tiles; each makes the other side pass by, Nd elements.
+#
+# Θ hides a constant. Here it is, from exact counts with the paper's tile sizes:
+
+# %%
+from simulator.theory.papers import theorem_2_curve
+
+print("     M  B_r  B_c   accesses  / (N²d²/M)")
+for point in theorem_2_curve(1024, 64, [1024, 4096, 16384, 65536]):
+    tiles = f"{point.tile_m:4} {point.tile_n:4}"
+    print(f"{point.sram:6} {tiles} {point.accesses:10,}  {point.ratio:10.2f}")
+
+# %% [markdown]
+# The constant is about 12: FlashAttention-1 beats 4N² only where M > 3d². Constants matter.
+#
+# ## What fits
+#
+# The paper's rule, B_c = ⌈M/4d⌉, gives a quarter of SRAM each to Q, K, V and O. Is something
+# missing?
+
+# %%
+from simulator.theory.asymptotics import block_rule_needs
+
+for M in (4096, 16384, 65536):
+    forward, backward = (block_rule_needs(M, 64, way) for way in ("forward", "backward"))
+    print(f"M={M:6}: the forward pass holds {forward:6} elements, the backward {backward:6}")
+
+# %% [markdown]
+# S, m and l need room too. (FlashAttention-2 puts S into registers, another small board: 256 KiB a
+# multiprocessor.) And SRAM differs from GPU to GPU:
+
+# %%
+from simulator.grading.formula_puzzles import tallest_tile
+from simulator.hardware import A100, GPUS
+
+for gpu in GPUS:
+    rows = [tallest_tile(d, gpu.shared_bytes_per_block) for d in (64, 128)]
+    print(f"{gpu.name:9} B_r up to {rows[0]:4} at d=64, {rows[1]:4} at d=128 (fp16, B_c=16)")
+
+# %% [markdown]
+# ## Growth
+#
+# Traffic, arithmetic and the least time against N. All grow as N²: FlashAttention does not make
+# attention linear. What is linear is the memory it holds.
+
+# %%
+show(*growth(A100, 64, [256, 512, 1024, 2048, 4096, 8192, 16384]))
+
+# %% [markdown]
+# ## The roof
+#
+# Multiply the traffic away until arithmetic binds. Right of the dotted line, more savings change
+# nothing.
+
+# %%
+show(*roof(A100, 4096, 64, [64, 128, 256]))
+
+# %% [markdown]
+# ## Exercises
+
+# %%
+from simulator.grade import grade, hint, statement
+
+print(statement("predict_flash2"), "\n")
+print(statement("break_even"))
+print("hint 1:", hint("break_even", 1))
+
+
+# %%
+def predict_flash2(N, M, d, B_r, B_c):
+    T_r = N // B_r
+    return N * d + T_r * 2 * M * d + N * d + N
+
+
+grade("predict_flash2", predict_flash2)
+
+
+# %%
+def break_even(d):
+    return d // 2
+
+
+grade("break_even", break_even)
+
+# %% [markdown]
+# ## Further reading
+#
+# - Hong, Kung: *I/O complexity: The red-blue pebble game*, 1981: where such bounds come from.
+# - Dao et al. 2022, section 3.2; `docs/papers.md` here recounts its Figure 2.
+# - `flash-numba compare --seqlen 4096 --tile-m 16`: the losing case, with the reason in words.
+# - Next: [8 · Write a CUDA kernel](08_write_cuda_kernel.ipynb)

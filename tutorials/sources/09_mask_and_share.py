@@ -1,0 +1,183 @@
+# %% [markdown]
+# # 9 · Mask, share and divide
+#
+# - **You will** write a mask in one line, count what skipping saves, share keys among heads, pack
+#   sequences of many lengths, and see how attention is divided over GPUs.
+# - **You will learn** that a mask saves tiles, not elements, and what grouped heads really save.
+# - **You need** notebook 5.
+
+# %%
+try:
+    import simulator  # noqa: F401
+except ModuleNotFoundError:
+    # %pip install --quiet "flash-numba[tutorials]"
+    pass
+
+import numpy as np
+
+from flash_numba import masks, reference
+from flash_numba.masks import Mask
+from flash_numba.problem import Problem
+from flash_numba.tiling import BlockMask
+from simulator.course import begin, show
+from simulator.course.tiles import tile_grid
+from simulator.inputs import random_input
+from simulator.run import simulate
+
+begin()
+
+# %% [markdown]
+# ## Causal: half the work?
+#
+# A word may look at itself and earlier ones. Half of S is masked.
+#
+# **Predict.** With T × T tiles, which share of the tiles is left? The tiles on the diagonal are
+# half masked - and computed whole.
+
+# %%
+show(*tile_grid(Problem(256, 256, 32, causal=True), 32, 32, m_block=5, n_block=2))
+
+# %%
+full = Problem(1024, 1024, 64, dtype="fp16")
+causal = Problem(1024, 1024, 64, dtype="fp16", causal=True)
+for tile in (256, 128, 64, 32):
+    T = 1024 // tile
+    share = (
+        simulate("flash2", causal, tile_m=tile, tile_n=tile).counts.matmul_flops
+        / simulate("flash2", full, tile_m=tile, tile_n=tile).counts.matmul_flops
+    )
+    print(f"tiles of {tile:3}: {share:.1%} of the FLOPs, (T + 1) / 2T = {(T + 1) / (2 * T):.1%}")
+
+# %% [markdown]
+# ## A mask of your own
+#
+# A mask is a function of positions, one line that the reference, the simulator and the CUDA kernels
+# all run. Nobody has to write a kernel for it. Here a word sees every third one:
+
+# %%
+every_third = Mask("every third", lambda batch, head, q_idx, k_idx, aux: (q_idx - k_idx) % 3 == 0)
+problem = Problem(96, 96, 16, mask=every_third)
+q, k, v = random_input(problem)
+truth, _ = reference.forward(problem, q, k, v)
+run = simulate("flash2", problem, q, k, v, tile_m=32, tile_n=32)
+print(f"largest difference from float64: {np.abs(run.arrays['O'] - truth).max():.0e}")
+plain = simulate("flash2", Problem(96, 96, 16), tile_m=32, tile_n=32).counts
+print("does it save traffic?", run.counts.hbm_elements, "of", plain.hbm_elements)
+
+# %% [markdown]
+# It saves nothing: each tile has something to see, and from a bare function nobody knows which
+# tiles are empty. Tiles are skipped through a **key range** (causal and window have one) or a
+# **block list**.
+#
+# **Predict.** A block-sparse pattern with 30 % of the blocks: which share of the FLOPs? And 30 % of
+# the *elements* at random?
+
+# %%
+rng = np.random.default_rng(0)
+N, tile = 512, 64
+blocks = np.kron(rng.random((8, 8)) < 0.3, np.ones((tile, tile), bool))
+speckled = rng.random((N, N)) < 0.3
+dense = simulate("flash2", Problem(N, N, 32), tile_m=tile, tile_n=tile).counts.matmul_flops
+for name, matrix in (("blocks", blocks), ("elements", speckled)):
+    mask = masks.boolean(matrix[None, None])
+    listed = BlockMask.from_mask(mask, Problem(N, N, 32), tile, tile)
+    counts = simulate(
+        "flash2", Problem(N, N, 32, block_mask=listed), tile_m=tile, tile_n=tile
+    ).counts
+    print(f"{matrix.mean():.0%} of the {name}: {counts.matmul_flops / dense:.0%} of the FLOPs")
+
+# %% [markdown]
+# ## Changing scores, not hiding them
+#
+# ALiBi, softcap, a bias, relative positions $R_{ij} = \sum_k w_k \sin(|i-j|\theta_k)$: the same
+# mechanism, a function of the score. No N × N table is stored, and no traffic is added.
+
+# %%
+change = masks.relative_positions(rng.standard_normal(8), 10000.0 ** (-np.arange(8) / 8))
+relative = Problem(96, 96, 16, score_mods=(change,))
+truth, _ = reference.forward(relative, q, k, v)
+run = simulate("flash2", relative, q, k, v, tile_m=32, tile_n=32)
+print(f"off by {np.abs(run.arrays['O'] - truth).max():.0e}, traffic {run.counts.hbm_elements}")
+
+# %% [markdown]
+# ## Heads that share keys
+#
+# In grouped-query attention 8 query heads share one K and V. The cache of a chatbot shrinks 8
+# times.
+#
+# **Predict.** Does the forward pass of FlashAttention-2 read K and V 8 times less?
+
+# %%
+for kv_heads in (8, 1):
+    shared = Problem(1024, 1024, 64, num_heads=8, num_kv_heads=kv_heads, dtype="fp16")
+    for way in ("forward", "backward"):
+        counts = simulate("flash2", shared, direction=way, head=None, tile_m=128).counts
+        print(f"{kv_heads} kv heads, {way:8}: K read {counts.reads['K']:9,}, ", end="")
+        print(f"dK written {counts.writes.get('dK', 0):,}")
+
+# %% [markdown]
+# Not in the forward pass: a block owns a query tile of *one* head, and loads K_j for it. What is
+# saved is memory, and the backward pass, whose blocks own key tiles and let all heads of the group
+# pass by. (A cache between HBM and SRAM serves some of the repeated loads; and one exercise below
+# does better.)
+#
+# ## Sequences of many lengths
+
+# %%
+from simulator.course.sharing import padding_and_packing, parallel_partitions
+
+show(*padding_and_packing([128, 256, 512, 1024], tile=64, d=64))
+
+# %%
+lengths = np.array([30, 64, 7])
+padded = Problem(64, 64, 16, batch=3, key_lengths=lengths)
+q, k, v = random_input(padded)
+k[0, 30:] = v[0, 30:] = np.nan  # what lies in the padding must not matter
+found = simulate("flash2", padded, q, k, v, head=None, tile_m=16, tile_n=16)
+print("finite although the padding is NaN:", np.isfinite(found.arrays["O"]).all())
+print("elements of K read:", found.counts.reads["K"])
+
+# %% [markdown]
+# ## Many GPUs
+#
+# FlashAttention itself has no communication. What is divided decides what must be sent:
+
+# %%
+show(*parallel_partitions())
+
+# %% [markdown]
+# When the *sequence* is divided, each GPU has part of the keys, and a popular formula adds up their
+# softmaxes: O = Σ_j softmax(QK_jᵀ)V_j. **Predict** to what the weights of a row then add up.
+
+# %%
+S, V = rng.standard_normal((8, 64)), rng.standard_normal((64, 4))
+parts = []
+for j in range(0, 64, 16):
+    weights = np.exp(S[:, j : j + 16])
+    parts.append((np.log(weights.sum(axis=1)), weights @ V[j : j + 16] / weights.sum(1)[:, None]))
+right = np.exp(S) @ V / np.exp(S).sum(axis=1, keepdims=True)
+summed = sum(O for _, O in parts)
+lse = np.logaddexp.reduce([one for one, _ in parts])
+merged = sum(np.exp(one - lse)[:, None] * O for one, O in parts)
+print(f"added up: off by {np.abs(summed - right).max():.2f}; ", end="")
+print(f"merged with lse: {np.abs(merged - right).max():.0e}")
+
+# %% [markdown]
+# ## Exercises
+
+# %%
+from simulator.grade import grade, statement
+from simulator.programs import flash2
+
+print(statement("flash_causal"), "\n")
+print(statement("gqa_forward"))
+grade("gqa_forward", flash2.forward)  # the ordinary program: what does it cost?
+
+# %% [markdown]
+# ## Further reading
+#
+# - Ainslie et al.: *GQA*, 2023; Shaw et al.: *Self-Attention with Relative Position
+#   Representations*, 2018.
+# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers*, 2023.
+# - `flash_numba/masks.py` and `flash_numba/tiling.py`.
+# - Next: [10 · Keep precision](10_keep_precision.ipynb)
