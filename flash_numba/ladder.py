@@ -101,6 +101,8 @@ class Rung:
         neighbours adjoin, and rows start on 16 bytes.
     dtypes : tuple of str
         Element types of q, k and v.
+    dtype_capability : tuple of (str, tuple of int)
+        Element types that need more than `compute_capability`, and what.
     max_head_dim : int
         The largest head_dim and head_dim_v of its kernels.
     lacks : frozenset of str
@@ -119,6 +121,7 @@ class Rung:
     majors: tuple[int, ...] = ()
     copies_boxes: bool = False
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    dtype_capability: tuple[tuple[str, tuple[int, int]], ...] = ()
     max_head_dim: int = 256
     lacks: frozenset[str] = frozenset()
     kernels_lack: frozenset[str] = frozenset()
@@ -128,6 +131,10 @@ class Rung:
         """The module of its GPU functions of the "forward" or "backward" pass."""
         assert self.modules is not None
         return import_module(self.modules[direction == "backward"], __package__)
+
+    def needed_capability(self, dtype: str) -> tuple[int, int]:
+        """The least that its kernels for an element type need."""
+        return max(self.compute_capability, dict(self.dtype_capability).get(dtype, (0, 0)))
 
     def why_not(
         self,
@@ -150,9 +157,10 @@ class Rung:
             return "has no kernel for a GPU"
         if missing := sorted(self.kernels_lack & features_of(problem, needs)):
             return f"has no {', '.join(missing)} on a GPU"
-        if gpu.compute_capability < self.compute_capability:
-            need = "{}.{}".format(*self.compute_capability)
-            return f"needs compute capability {need} or newer, got {gpu}"
+        need = self.needed_capability(problem.dtype)
+        if gpu.compute_capability < need:
+            of = f" for {problem.dtype}" if problem.dtype in dict(self.dtype_capability) else ""
+            return "needs compute capability {}.{} or newer{}, got {}".format(*need, of, gpu)
         if self.majors and gpu.compute_capability[0] not in self.majors:
             need = ", ".join(f"{major}.x" for major in self.majors)
             return f"needs instructions that only compute capability {need} has, got {gpu}"
@@ -181,6 +189,14 @@ RUNGS: tuple[Rung, ...] = (
         majors=(9,),
         copies_boxes=True,
         dtypes=("fp16", "bf16"),
+    ),
+    Rung(
+        "tensor_core",
+        "FlashAttention-2 on the tensor cores (mma.sync); its backward is still flash2's",
+        (".kernels.tensor_core", ".kernels.flash2_backward"),
+        ("flash2", "flash2_two_kernel"),
+        dtypes=("fp16", "bf16"),
+        dtype_capability=(("bf16", (8, 0)),),
     ),
     Rung(
         "flash2",

@@ -442,7 +442,7 @@ BAD = {
     "kernel": (
         {"kernel": "flash3"},
         ValueError,
-        ["kernel must be one of auto, hopper, flash2, flash1, standard", "flash3"],
+        ["kernel must be one of auto, hopper, tensor_core, flash2, flash1, standard", "flash3"],
     ),
     "kernel-type": ({"kernel": None}, ValueError, ["kernel must be one of auto", "None"]),
     "deterministic": ({"deterministic": 1}, TypeError, ["deterministic", "True, False or None"]),

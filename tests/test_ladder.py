@@ -74,6 +74,12 @@ def test_without_a_gpu_any_problem_finds_a_rung():
             "needs compute capability 9.0 or newer, got Fake GPU",
         ),
         ({}, PLAIN, Gpu("V100", (7, 0)), "needs compute capability 7.5 or newer, got V100"),
+        (
+            {"dtype_capability": (("fp32", (9, 0)),)},
+            PLAIN,
+            GPU,
+            "needs compute capability 9.0 or newer for fp32, got Fake GPU",
+        ),
         ({"dtypes": ("fp16",)}, PLAIN, GPU, "takes fp16, got fp32"),
         ({}, Problem(8, 8, 16, 300), GPU, "up to 256, got 16 and 300"),
         ({"modules": None}, PLAIN, GPU, "has no kernel for a GPU"),
@@ -84,7 +90,7 @@ def test_without_a_gpu_any_problem_finds_a_rung():
             "has no dropout",
         ),
     ],
-    ids=["cc", "cc-of-all", "dtype", "head-dim", "no-kernel", "feature"],
+    ids=["cc", "cc-of-all", "cc-of-dtype", "dtype", "head-dim", "no-kernel", "feature"],
 )
 def test_why_a_rung_does_not_run(needs, problem, gpu, says, monkeypatch):
     monkeypatch.setattr(ladder, "RUNGS", (rung("picky", **needs), rung("broad")))

@@ -17,10 +17,12 @@ from .numba_cuda import room
 from .ptx_matrix import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
+    mma_m16n8k8_fp16,
     mma_m16n8k16_bf16,
     mma_m16n8k16_fp16,
     pack_bf16,
     pack_fp16,
+    pack_fp16_by_parts,
 )
 from .ptx_words import store_word
 from .unroll import unroll_full
@@ -60,19 +62,28 @@ def lane_of_columns(lane, pitch):
 
 
 @cache
-def make_mma(dtype: str):
+def make_mma(dtype: str, ampere: bool = True):
     """Rooms ``accumulate(rC, i, j, a, b)`` and ``pack(low, high)`` for "fp16" or "bf16".
 
     ``accumulate`` adds the product of an A and a B fragment to rows i, i+1 and columns j, j+1.
+    Without `ampere` (cc 8.0) it takes two steps of 8 instead of one of 16, for fp16 only.
     """
     multiply = {"fp16": mma_m16n8k16_fp16, "bf16": mma_m16n8k16_bf16}[dtype]
+
+    @room
+    def multiply_by_halves(a, b, c):
+        return mma_m16n8k8_fp16((a[2], a[3]), (b[1],), mma_m16n8k8_fp16((a[0], a[1]), (b[0],), c))
+
+    if not ampere:
+        multiply = multiply_by_halves
 
     @room
     def accumulate(rC, i, j, a, b):
         c = (rC[i, j], rC[i, j + 1], rC[i + 1, j], rC[i + 1, j + 1])
         rC[i, j], rC[i, j + 1], rC[i + 1, j], rC[i + 1, j + 1] = multiply(a, b, c)
 
-    return accumulate, {"fp16": pack_fp16, "bf16": pack_bf16}[dtype]
+    pack = {"fp16": pack_fp16, "bf16": pack_bf16}[dtype]
+    return accumulate, pack if ampere else pack_fp16_by_parts
 
 
 @cache
@@ -96,7 +107,14 @@ def make_read_rows(row_blocks: int, depth: int, pitch: int):
 
 @cache
 def make_multiply_transposed(
-    dtype: str, row_blocks: int, tile_n: int, depth: int, pitch_a: int, pitch_b: int, kept: bool
+    dtype: str,
+    row_blocks: int,
+    tile_n: int,
+    depth: int,
+    pitch_a: int,
+    pitch_b: int,
+    kept: bool,
+    ampere: bool,
 ):
     """Room ``multiply_transposed(rC, rA, shared, a_at, b_at)``: ``C = A @ B.T``.
 
@@ -111,13 +129,15 @@ def make_multiply_transposed(
     kept : bool
         `rA` holds the fragments of A (`make_read_rows`); else they are read again, a step at a time
         (`rA` of shape (1, row_blocks, 4)).
+    ampere : bool
+        See `make_mma`.
 
     Notes
     -----
     `rC` has shape (2 * row_blocks, tile_n // 4); `a_at` is `lane_of_rows` of the warp's first row,
     `b_at` is `lane_of_columns`.
     """
-    accumulate, _ = make_mma(dtype)
+    accumulate, _ = make_mma(dtype, ampere)
     steps = depth // 16
 
     @room
@@ -154,12 +174,14 @@ def make_multiply_transposed(
 
 
 @cache
-def make_multiply_add(dtype: str, row_blocks: int, tile_n: int, depth: int, pitch: int):
+def make_multiply_add(
+    dtype: str, row_blocks: int, tile_n: int, depth: int, pitch: int, ampere: bool = True
+):
     """Room ``multiply_add(rC, rP, shared, b_at)``: ``C += P @ B``.
 
     Parameters
     ----------
-    dtype, row_blocks
+    dtype, row_blocks, ampere
         As above.
     tile_n, depth : int
         Rows and columns of B; multiples of 16.
@@ -170,7 +192,7 @@ def make_multiply_add(dtype: str, row_blocks: int, tile_n: int, depth: int, pitc
     `rP` are the A fragments that `make_pack_weights` makes; `rC` has shape (2 * row_blocks,
     depth // 4); `b_at` is `lane_of_rows` of B.
     """
-    accumulate, _ = make_mma(dtype)
+    accumulate, _ = make_mma(dtype, ampere)
 
     @room
     def multiply_add(rC, rP, shared, b_at):
@@ -190,12 +212,12 @@ def make_multiply_add(dtype: str, row_blocks: int, tile_n: int, depth: int, pitc
 
 
 @cache
-def make_pack_weights(dtype: str, row_blocks: int, tile_n: int):
+def make_pack_weights(dtype: str, row_blocks: int, tile_n: int, ampere: bool = True):
     """Room ``pack_weights(rP, rS)``: a product's C fragments as A fragments of the next one.
 
     `rS` of shape (2 * row_blocks, tile_n // 4), `rP` uint32 of shape (tile_n // 16, row_blocks, 4).
     """
-    _, pack = make_mma(dtype)
+    _, pack = make_mma(dtype, ampere)
 
     @room
     def pack_weights(rP, rS):
@@ -212,13 +234,13 @@ def make_pack_weights(dtype: str, row_blocks: int, tile_n: int):
 
 
 @cache
-def make_share_rows(dtype: str, row_blocks: int, depth: int, pitch: int):
+def make_share_rows(dtype: str, row_blocks: int, depth: int, pitch: int, ampere: bool = True):
     """Room ``share_rows(shared, at, rC, lane)``: a warp's C, rounded, as rows of a swizzled tile.
 
     `at` is where the warp's first row begins; its lanes may read the rows after
     ``cuda.syncwarp()``.
     """
-    _, pack = make_mma(dtype)
+    _, pack = make_mma(dtype, ampere)
 
     @room
     def share_rows(shared, at, rC, lane):

@@ -13,6 +13,13 @@ from .online_softmax import ALL_LANES, LOWEST, RESCALE_THRESHOLD
 from .ptx import exp2, larger
 from .unroll import unroll_full
 
+EXACT_BELOW = 1024.0
+"""Maxima (in log2 units) for which product and difference of a score are one instruction.
+
+It does not round the product, but that of the maximum was: the largest score's weight is off from 1
+by what that lost, 2**-14 at most here. Beyond, the difference comes first, as it is exact there.
+"""
+
 
 @room
 def largest_of_quad(x):
@@ -29,7 +36,7 @@ def total_of_quad(x):
 
 
 @cache
-def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int, fused: bool = False):
+def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
     """Rooms ``start``, ``update`` and ``finish`` of the online softmax.
 
     Parameters
@@ -74,28 +81,42 @@ def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int, f
                 acc_o[i, c] *= rescale
 
     @room
+    def subtract(rS, row_max, rShift):
+        for i in range(tile_rows):
+            unroll_full()
+            rShift[i] = 0
+            for j in range(tile_columns):
+                unroll_full()
+                rS[i, j] -= row_max[i]
+
+    @room
     def update(rS, row_max, row_sum, acc_o, factor):
         rTop = cuda.local.array(tile_rows, types.float32)
-        grown = False
+        rShift = cuda.local.array(tile_rows, types.float32)
+        rare = False
         for i in range(tile_rows):
             unroll_full()
             rTop[i] = rS[i, 0]
             for j in range(1, tile_columns):
                 unroll_full()
                 rTop[i] = larger(rTop[i], rS[i, j])
-            grown |= (rTop[i] - row_max[i]) * factor > types.float32(RESCALE_THRESHOLD)
-        if cuda.any_sync(ALL_LANES, grown):
+            rare |= (rTop[i] - row_max[i]) * factor > types.float32(RESCALE_THRESHOLD)
+            rShift[i] = row_max[i] * factor
+            rare |= abs(rShift[i]) > types.float32(EXACT_BELOW)
+        if cuda.any_sync(ALL_LANES, rare):
             raise_maxima(rTop, row_max, row_sum, acc_o, factor)
+            far = False
+            for i in range(tile_rows):
+                unroll_full()
+                rShift[i] = row_max[i] * factor
+                far |= abs(rShift[i]) > types.float32(EXACT_BELOW)
+            if far:
+                subtract(rS, row_max, rShift)
         for i in range(tile_rows):
             unroll_full()
-            shift = row_max[i] * factor
             for j in range(tile_columns):
                 unroll_full()
-                if fused:
-                    rS[i, j] = exp2(cuda.fma(rS[i, j], factor, -shift))
-                else:
-                    # The difference first: it is exact for the largest score.
-                    rS[i, j] = exp2((rS[i, j] - row_max[i]) * factor)
+                rS[i, j] = exp2(cuda.fma(rS[i, j], factor, -rShift[i]))
                 row_sum[i] += rS[i, j]
 
     @room

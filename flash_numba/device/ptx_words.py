@@ -94,3 +94,15 @@ store_words4_global = _store(
     4,
     "``st.global.v4.b32`` (9.7.9.11): ``store_words4_global(array, index, words)``, 8 elements.",
 )
+load_words4_global = _load(
+    "load_words4_global",
+    GLOBAL,
+    4,
+    "``ld.global.v4.b32`` (9.7.9.8): ``load_words4_global(array, index)``, 8 elements as 4 words.",
+)
+store_words4 = _store(
+    "store_words4",
+    SHARED,
+    4,
+    "``st.shared.v4.b32`` (9.7.9.11): ``store_words4(array, index, words)``, 8 elements.",
+)

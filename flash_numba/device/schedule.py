@@ -40,18 +40,25 @@ def block_of(batch_heads, blocks):
 
 @cache
 def make_block_of(rows_first: bool):
-    """Room ``block_of(batch_heads, blocks)`` as `block_of`; with `rows_first` blocks side by side.
+    """Room ``block_of(num_heads, batch_heads, blocks) -> (batch, head, block)`` in 32-bit numbers.
 
-    Without a mask all blocks have the same to do, and neighbours that read the same K and V find
-    them in L2.
+    As `block_of`, divisions being several times cheaper in 32 bits; or, with `rows_first`, blocks
+    side by side: without a mask all have the same to do, and neighbours that read the same K and V
+    find them in L2.
     """
 
     @room
-    def neighbouring_rows(batch_heads, blocks):
-        index = cuda.blockIdx.x
-        return index // blocks, index % blocks
+    def block_of_32(num_heads, batch_heads, blocks):
+        index, many = types.uint32(cuda.blockIdx.x), types.uint32(batch_heads)
+        if rows_first:
+            many = types.uint32(blocks)
+        outer, inner = types.uint32(index // many), types.uint32(index % many)
+        batch_head = outer if rows_first else inner
+        block = types.int32(inner) if rows_first else types.int32(blocks - 1 - outer)
+        heads = types.uint32(num_heads)
+        return types.int32(batch_head // heads), types.int32(batch_head % heads), block
 
-    return neighbouring_rows if rows_first else block_of
+    return block_of_32
 
 
 @cache

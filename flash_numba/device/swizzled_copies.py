@@ -4,8 +4,8 @@ from functools import cache
 
 from .fragment_products import CHUNK, swizzled
 from .numba_cuda import room, types
-from .ptx_copies import copy16_async
-from .ptx_words import load_words4, store_words4_global
+from .ptx_copies import copy16_async, copy_commit, copy_wait_group
+from .ptx_words import load_words4, load_words4_global, store_words4, store_words4_global
 from .unroll import unroll_full
 
 LANES = 8
@@ -13,7 +13,15 @@ LANES = 8
 
 
 @cache
-def make_load_tile(columns: int, depth: int, rows: int, threads: int, chunks: bool, pitch: int):
+def make_load_tile(
+    columns: int,
+    depth: int,
+    rows: int,
+    threads: int,
+    chunks: bool,
+    pitch: int,
+    asynchronous: bool = True,
+):
     """Room ``load_tile(shared, at, gX, first_row, row_stop, tid)``: a tile, from index `at` on.
 
     Parameters
@@ -27,10 +35,11 @@ def make_load_tile(columns: int, depth: int, rows: int, threads: int, chunks: bo
     threads : int
         Threads of the block, all of which take part.
     chunks : bool
-        All rows are whole 16-byte chunks: only start the copies (``cp.async``), which must be
-        committed and waited for. Else elements are copied one by one.
+        All rows are whole 16-byte chunks; else elements are copied one by one.
     pitch : int
         Elements from one row of the tile to the next.
+    asynchronous : bool
+        Of chunks, only start the copies (``cp.async``, cc 8.0): `make_arrivals`.
 
     Notes
     -----
@@ -45,8 +54,13 @@ def make_load_tile(columns: int, depth: int, rows: int, threads: int, chunks: bo
 
     @room
     def copy_chunk(shared, to, gX, row, column, row_stop):
-        if chunks:
+        if chunks and asynchronous:
             copy16_async(shared, to, gX, (row, column), (row < row_stop) & (column < columns))
+        elif chunks:
+            words = (types.uint32(0), types.uint32(0), types.uint32(0), types.uint32(0))
+            if (row < row_stop) & (column < columns):
+                words = load_words4_global(gX, (row, column))
+            store_words4(shared, to, words)
         else:
             for e in range(CHUNK):
                 unroll_full()
@@ -66,6 +80,26 @@ def make_load_tile(columns: int, depth: int, rows: int, threads: int, chunks: bo
                     copy_chunk(shared, to, gX, types.int32(first_row + row), c + lane, row_stop)
 
     return load_tile
+
+
+@cache
+def make_arrivals(asynchronous: bool):
+    """Rooms ``commit()`` and ``arrive()``: close a group of copies, wait for all of this thread.
+
+    A barrier must follow `arrive`. Copies that are not `asynchronous` need neither.
+    """
+
+    @room
+    def commit():
+        if asynchronous:
+            copy_commit()
+
+    @room
+    def arrive():
+        if asynchronous:
+            copy_wait_group(0)
+
+    return commit, arrive
 
 
 @cache

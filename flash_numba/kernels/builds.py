@@ -118,6 +118,7 @@ def _tensor_core_builds() -> Iterator[Build]:
             for head_dim in (64, 128, 256):
                 yield Build("tensor_core", "forward", "bf16", head_dim, "causal", cc)
     for head_dim in (64, 128, 192, 256):
+        yield Build("tensor_core", "forward", "fp16", head_dim, "causal", (7, 5))
         for kind in ("full", "causal"):
             yield Build("tensor_core", "forward", "fp16", head_dim, kind, (9, 0, "a"))
     for head_dim in (64, 128):
@@ -145,7 +146,7 @@ def all_builds() -> Iterator[Build]:
         axes = kernels, rung.dtypes, depths, PROBLEMS, ARCHITECTURES
         for build in itertools.product(*axes) if rung.name in _PREPARE else ():
             cc = build[-1]
-            if cc >= rung.compute_capability and (not rung.majors or cc[0] in rung.majors):
+            if cc >= rung.needed_capability(build[1]) and (not rung.majors or cc[0] in rung.majors):
                 yield Build(rung.name, *build)
 
 

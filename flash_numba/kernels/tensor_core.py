@@ -27,7 +27,6 @@ from ..device.fragment_products import (
 from ..device.fragment_softmax import make_fragment_softmax
 from ..device.fragments import make_mask_range
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.ptx_copies import copy_commit, copy_wait_group
 from ..device.schedule import (
     make_block_of,
     make_key_tiles_room,
@@ -41,7 +40,7 @@ from ..device.scores import (
     make_mask_scores,
     make_scale_scores,
 )
-from ..device.swizzled_copies import make_load_tile, make_store_tile
+from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_full, unroll_none
 from ..launch import compute_capability, launch, shared_limit
 from ..problem import Problem
@@ -82,7 +81,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     depth, depth_v, pitch, pitch_v = tiles.depth, tiles.depth_v, tiles.pitch, tiles.pitch_v
     blocks, warp_m = tiles.row_blocks, 16 * tiles.row_blocks
     rows, columns, out_columns = 2 * blocks, tile_n // 4, depth_v // 4
-    pitch_q, k_at, v_at, stage_k, stage_v = tiles.layout
+    pitch_q, k_at, v_from, stage_k, stage_v = tiles.layout
+    ampere = tiles.ampere
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 
@@ -91,22 +91,24 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
-    load_q = make_load_tile(spec.head_dim, depth, tile_m, threads, spec.vectors, pitch_q)
-    load_k = make_load_tile(spec.head_dim, depth, tile_n, threads, spec.vectors, pitch)
-    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, threads, spec.vectors, pitch_v)
+    copies, product = (threads, spec.vectors), (spec.dtype, blocks, tile_n)
+    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch_q, ampere)
+    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere)
+    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere)
+    commit, arrive = make_arrivals(spec.vectors and ampere)
     read_q = make_read_rows(blocks, depth, pitch_q)
-    scores = make_multiply_transposed(spec.dtype, blocks, tile_n, depth, pitch_q, pitch, kept)
+    scores = make_multiply_transposed(*product, depth, pitch_q, pitch, kept, ampere)
     scale_scores = make_scale_scores(folded, rows, columns)
     change_scores = make_change_scores(spec.changes, rows, columns, False, True)
-    if spec.exact:
+    if spec.exact and not spec.has_list:
         mask_scores = make_mask_range(spec.key_range, columns, rows)
     else:
         mask_scores = make_mask_scores(spec.keep, rows, columns, False, True)
-    start, update, finish = make_fragment_softmax(rows, columns, out_columns, tiles.fused)
+    start, update, finish = make_fragment_softmax(rows, columns, out_columns)
     drop_weights = make_drop_weights(spec.has_dropout, rows, columns, False, True)
-    pack_weights = make_pack_weights(spec.dtype, blocks, tile_n)
-    add_product = make_multiply_add(spec.dtype, blocks, tile_n, depth_v, pitch_v)
-    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q)
+    pack_weights = make_pack_weights(*product, ampere)
+    add_product = make_multiply_add(*product, depth_v, pitch_v, ampere)
+    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q, ampere)
     store_o = make_store_tile(spec.head_dim_v, warp_m, pitch_q, spec.vectors)
 
     @kernel(threads, tiles.blocks_per_sm)
@@ -117,13 +119,15 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = tid // 32, tid % 32
         seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
-        batch_head, m_block = block_of(Q.shape[0] * num_heads, (seqlen_q + tile_m - 1) // tile_m)
-        batch, head = types.int32(batch_head // num_heads), types.int32(batch_head % num_heads)
+        m_blocks = (seqlen_q + tile_m - 1) // tile_m
+        batch, head, m_block = block_of(num_heads, Q.shape[0] * num_heads, m_blocks)
+        batch_head = batch * num_heads + head
         seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         visit = narrowed(
             key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         )
-        kv_head = head // (num_heads // K.shape[2])
+        group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
+        kv_head = types.int32(types.uint32(head) // group)
         gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
@@ -131,7 +135,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         # Prologue
         memory = cuda.shared.array(0, types.uint16, alignment=128)
         q_lane = warp * warp_m * pitch_q + lane_of_rows(lane, pitch_q)
-        k_lane, v_lane = k_at + lane_of_columns(lane, pitch), v_at + lane_of_rows(lane, pitch_v)
+        k_lane, v_lane = k_at + lane_of_columns(lane, pitch), v_from + lane_of_rows(lane, pitch_v)
         acc_o = cuda.local.array((rows, out_columns), types.float32)
         rS = cuda.local.array((rows, columns), types.float32)
         rP = cuda.local.array(p_shape, types.uint32)
@@ -143,10 +147,10 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         if n_block < visit.stop:
             load_q(memory, 0, Q[batch, :, head], m_block * tile_m, seqlen_q, tid)
             load_k(memory, k_at, gK, n_block * tile_n, seqlen_k, tid)
-            load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
-            copy_commit()
+            load_v(memory, v_from, gV, n_block * tile_n, seqlen_k, tid)
+            commit()
             if kept:
-                copy_wait_group(0)
+                arrive()
                 cuda.syncthreads()
                 read_q(rQ, memory, q_lane)
 
@@ -154,7 +158,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         stage = types.int32(0)
         while n_block < visit.stop:
             unroll_none()
-            copy_wait_group(0)
+            arrive()
             cuda.syncthreads()  # this tile is here for all, and nobody reads the one before
             following = types.int32(
                 next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
@@ -162,8 +166,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
             if following < visit.stop:
                 other = 1 - stage
                 load_k(memory, k_at + other * stage_k, gK, following * tile_n, seqlen_k, tid)
-                load_v(memory, v_at + other * stage_v, gV, following * tile_n, seqlen_k, tid)
-            copy_commit()
+                load_v(memory, v_from + other * stage_v, gV, following * tile_n, seqlen_k, tid)
+            commit()
             partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
             partial |= listed_partial(n_block, m_block, batch, head, listed)
             partial |= (n_block + 1) * tile_n > seqlen_k
