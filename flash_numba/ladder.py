@@ -192,8 +192,8 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         "tensor_core",
-        "FlashAttention-2 on the tensor cores (mma.sync); its backward is still flash2's",
-        (".kernels.tensor_core", ".kernels.flash2_backward"),
+        "FlashAttention-2 on the tensor cores (mma.sync)",
+        (".kernels.tensor_core", ".kernels.tensor_core_backward"),
         ("flash2", "flash2_two_kernel"),
         dtypes=("fp16", "bf16"),
         dtype_capability=(("bf16", (8, 0)),),

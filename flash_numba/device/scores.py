@@ -129,6 +129,7 @@ def make_change_scores_backward(
     tile_rows: int,
     tile_columns: int,
     rows_are_keys: bool = True,
+    fragment: bool = False,
 ):
     """Room ``change_scores_backward(rS, rG, ...)``, the rest as in `make_change_scores`.
 
@@ -138,7 +139,7 @@ def make_change_scores_backward(
     change = chain(changes)
     derivative = chain_derivative(changes, derivatives)
     changed = len(changes) > 0
-    position = make_position(rows_are_keys)
+    position = make_position(rows_are_keys, fragment)
 
     @room
     def change_scores_backward(rS, rG, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):

@@ -6,7 +6,7 @@ those that the guarded table covers.
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from . import (
     standard,
     standard_backward,
     tensor_core,
+    tensor_core_backward_tiles,
+    tensor_core_dkv,
+    tensor_core_dq,
     tensor_core_tiles,
 )
 from .arguments import extra_values
@@ -111,20 +114,25 @@ def listed_builds() -> Iterator[Build]:
     yield from _simple_builds()
 
 
+TENSOR_CORE = "forward", "backward dQ", "backward dKdV"
+"""Kernels of the tensor-core rung."""
+
+
 def _tensor_core_builds() -> Iterator[Build]:
     """Both element types where they are timed, one elsewhere, and the least regular problems."""
-    for cc in ARCHITECTURES:
-        if cc >= (8, 0):
-            for head_dim in (64, 128, 256):
-                yield Build("tensor_core", "forward", "bf16", head_dim, "causal", cc)
-    for head_dim in (64, 128, 192, 256):
-        yield Build("tensor_core", "forward", "fp16", head_dim, "causal", (7, 5))
-        for kind in ("full", "causal"):
-            yield Build("tensor_core", "forward", "fp16", head_dim, kind, (9, 0, "a"))
-    for head_dim in (64, 128):
-        yield Build("tensor_core", "forward", "bf16", head_dim, "full", (9, 0, "a"))
-        for kind in ("window and key lengths", "ALiBi and dropout"):
-            yield Build("tensor_core", "forward", "fp16", head_dim, kind, (9, 0, "a"))
+    for name in TENSOR_CORE:
+        for cc in ARCHITECTURES:
+            if cc >= (8, 0):
+                for head_dim in (64, 128, 256):
+                    yield Build("tensor_core", name, "bf16", head_dim, "causal", cc)
+        for head_dim in (64, 128, 192, 256):
+            yield Build("tensor_core", name, "fp16", head_dim, "causal", (7, 5))
+            for kind in ("full", "causal"):
+                yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
+        for head_dim in (64, 128):
+            yield Build("tensor_core", name, "bf16", head_dim, "full", (9, 0, "a"))
+            for kind in ("window and key lengths", "ALiBi and dropout"):
+                yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
 
 
 def _hopper_builds() -> Iterator[Build]:
@@ -140,7 +148,7 @@ def _hopper_builds() -> Iterator[Build]:
 def all_builds() -> Iterator[Build]:
     """Every kernel of every rung: each element type, kind of problem and architecture it is for."""
     for rung in RUNGS:
-        own = {"standard": STANDARD, "tensor_core": ("forward",), "hopper": ("forward",)}
+        own = {"standard": STANDARD, "tensor_core": TENSOR_CORE, "hopper": ("forward",)}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
         axes = kernels, rung.dtypes, depths, PROBLEMS, ARCHITECTURES
@@ -200,10 +208,21 @@ def _flash2(problem: Problem, build: Build):
 def _tensor_core(problem: Problem, build: Build):
     spec, cc = Spec.of(problem, True), build.cc[:2]
     four, vector = _array(build.dtype, 4), _array("fp32", 3)
-    tiles = tensor_core_tiles.forward_tiles(spec, cc, shared_limit(cc))
-    folded = tensor_core_tiles.is_scale_folded(problem)
-    kernel = tensor_core.make_forward(spec, tiles, folded)
-    arguments = (four, four, four, four, vector, 1.0, 1.0)
+    folded, limit = tensor_core_tiles.is_scale_folded(problem), shared_limit(cc)
+    tiles: Any
+    if build.direction == "forward":
+        tiles = tensor_core_tiles.forward_tiles(spec, cc, limit)
+        kernel = tensor_core.make_forward(spec, tiles, folded)
+        arguments = (four, four, four, four, vector, 1.0, 1.0)
+    elif build.direction == "backward dQ":
+        tiles = tensor_core_backward_tiles.query_gradient_tiles(spec, limit)
+        kernel = tensor_core_dq.make_query_gradient(spec, tiles, folded)
+        arguments = (four, four, four, four, vector, vector, four, 1.0, 1.0)
+    else:
+        tiles = tensor_core_backward_tiles.key_gradient_tiles(spec, limit)
+        wants = (True, not tiles.apart)
+        kernel = tensor_core_dkv.make_key_gradients(spec, tiles, folded, wants)
+        arguments = (four, four, four, four, vector, vector, four, four, 1.0, 1.0)
     return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
 
 

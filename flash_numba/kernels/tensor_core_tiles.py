@@ -84,24 +84,36 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     ValueError
         If a head dimension is above 256.
     """
-    depth, depth_v = padded(spec.head_dim, 16), padded(spec.head_dim_v, 16)
-    widest = max(depth, depth_v)
-    if widest > 256:
-        raise ValueError(
-            f"head_dim and head_dim_v must be at most 256, "
-            f"got {spec.head_dim} and {spec.head_dim_v}"
-        )
+    depths = padded_depths(spec)
+    widest = max(depths)
     # row_blocks, warps, tile_n, blocks_per_sm, q_in_registers: measured on an H200, fastest first.
-    choices = [(1, 8, 32, 1), (1, 4, 32, 1), (1, 4, 16, 1)]
+    choices: list = [(1, 8, 32, 1), (1, 4, 32, 1), (1, 4, 16, 1)]
     if is_busy(spec) or widest > 128:
         choices.insert(0, (1, 8, 64, 1, widest <= 192 and not is_busy(spec)))
     else:
         choices = [(2, 4, 64, 2), (2, 8, 64, 1), (1, 8, 64, 1), *choices]
     if widest <= 64 and not is_busy(spec):
         choices.insert(0, (2, 4, 128, 2))
-    # A multiprocessor has 1 KB more than a block may use, and keeps 1 KB for itself a block.
-    for choice in choices:
-        tiles = TensorTiles(depth, depth_v, *choice)._replace(ampere=cc >= (8, 0))
+    tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
+    return first_that_fits(spec, tiles, shared_bytes)
+
+
+def padded_depths(spec: Spec) -> tuple[int, int]:
+    """head_dim and head_dim_v padded to whole products, or a ValueError if one is above 256."""
+    if max(spec.head_dim, spec.head_dim_v) > 256:
+        raise ValueError(
+            f"head_dim and head_dim_v must be at most 256, "
+            f"got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    return padded(spec.head_dim, 16), padded(spec.head_dim_v, 16)
+
+
+def first_that_fits(spec: Spec, choices: list, shared_bytes: int):
+    """The first tiles of which a multiprocessor holds as many blocks as they want.
+
+    A multiprocessor has 1 KB more than a block may use, and keeps 1 KB for itself a block.
+    """
+    for tiles in choices:
         if tiles.blocks_per_sm * (tiles.shared_bytes + 1024) <= shared_bytes + 1024:
             return tiles
     raise ValueError(

@@ -1,0 +1,130 @@
+"""Rooms of the backward pass on fragments: weights from lse, and gradients of scores.
+
+A lane's part of the scores is two rows to each 16 of its warp, and two of each 8 columns (see
+`fragments`). Rows are queries in the kernel that owns a query tile, keys in the one that owns a key
+tile.
+"""
+
+import math
+from functools import cache
+
+from .numba_cuda import cuda, room, types
+from .online_softmax import ALL_LANES, LOG2_E
+from .ptx import exp2
+from .ptx_copies import copy4_async
+from .unroll import unroll_full
+
+
+@cache
+def make_row_gradient(rows: int, columns: int):
+    """Rooms ``subtract_delta(rdP, rDelta)`` and ``weights(rS, rdP, rLse2, factor)``; rows: queries.
+
+    The first turns dP into dP - delta. The second turns scores into P = 2 ** (factor S - lse2) and
+    `rdP` into dS = P∘(dP - delta), which is 0 wherever P is 0. `rLse2`, lse in log2 units, and
+    `rDelta` have shape (rows,).
+
+    References
+    ----------
+    Dao, "FlashAttention-2", 2023, Algorithm 2, lines 11 to 14.
+    """
+
+    @room
+    def subtract_delta(rdP, rDelta):
+        for i in range(rows):
+            unroll_full()
+            for j in range(columns):
+                unroll_full()
+                rdP[i, j] -= rDelta[i]
+
+    @room
+    def weights(rS, rdP, rLse2, factor):
+        for i in range(rows):
+            unroll_full()
+            for j in range(columns):
+                unroll_full()
+                p = exp2(rS[i, j] * factor - rLse2[i])
+                rS[i, j] = p
+                rdP[i, j] = p * rdP[i, j] if p != 0 else types.float32(0)
+
+    return subtract_delta, weights
+
+
+@cache
+def make_column_gradient(rows: int, columns: int):
+    """As `make_row_gradient` where columns are queries, whose numbers are read when needed.
+
+    ``subtract_delta(rdP, shared, delta_at, lane)`` and ``weights(rS, rdP, shared, lse_at, left,
+    factor, lane)``: delta and lse of the tile's queries begin at these places of `shared`, float32;
+    `left` queries exist, the others get weights of 0.
+    """
+
+    @room
+    def query_of(j, lane):
+        return 8 * (j // 2) + j % 2 + lane % 4 * 2
+
+    @room
+    def subtract_delta(rdP, shared, delta_at, lane):
+        for j in range(columns):
+            unroll_full()
+            delta = shared[delta_at + query_of(j, lane)]
+            for i in range(rows):
+                unroll_full()
+                rdP[i, j] -= delta
+
+    @room
+    def weights(rS, rdP, shared, lse_at, left, factor, lane):
+        for j in range(columns):
+            unroll_full()
+            query = query_of(j, lane)
+            lse2 = log2_units(shared[lse_at + query])
+            lse2 = lse2 if types.int32(query) < left else types.float32(math.inf)
+            for i in range(rows):
+                unroll_full()
+                p = exp2(rS[i, j] * factor - lse2)
+                rS[i, j] = p
+                rdP[i, j] = p * rdP[i, j] if p != 0 else types.float32(0)
+
+    return subtract_delta, weights
+
+
+@room
+def log2_units(lse):
+    """lse for `make_softmax_gradient`; a row that saw no key gets weights of 0."""
+    if lse == types.float32(-math.inf):
+        return types.float32(math.inf)
+    return lse * types.float32(LOG2_E)
+
+
+@cache
+def make_read_rows_of(rows: int):
+    """Room ``read_rows_of(rX, gX, first_q, row_stop, beyond, lane)``: a number for each lane's row.
+
+    One lane of a quad reads, for all four; rows from `row_stop` on are `beyond`.
+    """
+
+    @room
+    def read_rows_of(rX, gX, first_q, row_stop, beyond, lane):
+        for i in range(rows):
+            unroll_full()
+            x = types.float32(beyond)
+            if lane % 4 == 0 and first_q + 8 * i < row_stop:
+                x = gX[first_q + 8 * i]
+            rX[i] = cuda.shfl_sync(ALL_LANES, x, types.int32(lane & ~3))
+
+    return read_rows_of
+
+
+@cache
+def make_load_vector(size: int):
+    """Room ``load_vector(shared, at, gX, first, stop, tid)``: start to copy `size` float32.
+
+    Asynchronous, a number a thread (`copy4_async`); from `stop` on they are zeros.
+    """
+
+    @room
+    def load_vector(shared, at, gX, first, stop, tid):
+        if tid < size:
+            index = types.int32(first + tid)
+            copy4_async(shared, at + tid, gX, (min(index, stop - 1),), index < stop)
+
+    return load_vector

@@ -1,0 +1,146 @@
+"""Tile sizes of the tensor-core rung's backward kernels."""
+
+from typing import NamedTuple
+
+from ..device.fragment_products import pitch_of
+from .spec import Spec
+from .tensor_core_tiles import first_that_fits, padded_depths
+
+
+class QueryGradientTiles(NamedTuple):
+    """Tile sizes of the kernel that computes dQ; attributes as in `TensorTiles`."""
+
+    depth: int
+    depth_v: int
+    row_blocks: int = 2
+    warps: int = 4
+    tile_n: int = 64
+    blocks_per_sm: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows of a tile."""
+        return 16 * self.row_blocks * self.warps
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of Q or K to the next in shared memory."""
+        return pitch_of(self.depth)
+
+    @property
+    def pitch_v(self) -> int:
+        """Elements from one row of dO or V to the next in shared memory."""
+        return pitch_of(self.depth_v)
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int]:
+        """Elements: where dO, K and V begin, and from one stage of K and of V to the next.
+
+        Q begins at 0; dQ takes its place in the end.
+        """
+        k_at = self.tile_m * (self.pitch + self.pitch_v)
+        stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
+        return self.tile_m * self.pitch, k_at, k_at + 2 * stage_k, stage_k, stage_v
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        _, _, v_at, _, stage_v = self.layout
+        return 2 * (v_at + 2 * stage_v)
+
+
+class KeyGradientTiles(NamedTuple):
+    """Tile sizes of the kernel that computes dK and dV.
+
+    Attributes
+    ----------
+    depth, depth_v, warps, blocks_per_sm
+        As in `TensorTiles`.
+    row_blocks : int
+        Blocks of 16 keys that a warp has.
+    tile_m : int
+        Queries of a tile, a multiple of 16.
+    apart : bool
+        dK and dV are computed by a launch each: together they do not fit in registers.
+    """
+
+    depth: int
+    depth_v: int
+    row_blocks: int = 1
+    warps: int = 4
+    tile_m: int = 64
+    blocks_per_sm: int = 2
+    apart: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a tile."""
+        return 16 * self.row_blocks * self.warps
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of Q or K to the next in shared memory."""
+        return pitch_of(self.depth)
+
+    @property
+    def pitch_v(self) -> int:
+        """Elements from one row of dO or V to the next in shared memory."""
+        return pitch_of(self.depth_v)
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int, int, int]:
+        """Where things lie in shared memory.
+
+        In elements: where V, Q and dO begin, and from one stage of Q and of dO to the next; in
+        float32: where lse and delta begin, two stages of `tile_m` numbers each. K begins at 0; dK
+        and dV take the places of K and V in the end.
+        """
+        v_at = self.tile_n * self.pitch
+        q_at = v_at + self.tile_n * self.pitch_v
+        stage_q, stage_do = self.tile_m * self.pitch, self.tile_m * self.pitch_v
+        do_at = q_at + 2 * stage_q
+        lse_at = (do_at + 2 * stage_do) // 2
+        return v_at, q_at, do_at, stage_q, stage_do, lse_at, lse_at + 2 * self.tile_m
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return 4 * (self.layout[-1] + 2 * self.tile_m)
+
+
+def query_gradient_tiles(spec: Spec, shared_bytes: int) -> QueryGradientTiles:
+    """The tiles of the dQ kernel; parameter and errors as
+    `tensor_core_tiles.forward_tiles`.
+    """
+    depths = padded_depths(spec)
+    if max(depths) <= 64:
+        choices = [(2, 4, 64, 2), (2, 4, 64, 1)]
+    elif max(depths) <= 128:
+        choices = [(2, 4, 32, 2), (2, 4, 32, 1)]
+    else:
+        choices = [(1, 8, 32, 1), (1, 4, 16, 1)]
+    return first_that_fits(spec, [QueryGradientTiles(*depths, *c) for c in choices], shared_bytes)
+
+
+def key_gradient_tiles(spec: Spec, shared_bytes: int) -> KeyGradientTiles:
+    """The tiles of the dK, dV kernel; errors as
+    `tensor_core_tiles.forward_tiles`.
+    """
+    depths = padded_depths(spec)
+    if max(depths) <= 64:
+        choices = [(2, 4, 32, 2), (2, 4, 32, 1)]
+    elif max(depths) <= 128:
+        choices = [(1, 4, 64, 2), (1, 4, 64, 1)]
+    else:
+        choices = [(1, 8, 32, 1, True), (1, 4, 16, 1, True)]
+    return first_that_fits(spec, [KeyGradientTiles(*depths, *c) for c in choices], shared_bytes)
