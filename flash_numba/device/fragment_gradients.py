@@ -20,8 +20,7 @@ def make_row_gradient(rows: int, columns: int):
     """Rooms ``subtract_delta(rdP, rDelta)`` and ``weights(rS, rdP, rLse2, factor)``; rows: queries.
 
     The first turns dP into dP - delta. The second turns scores into P = 2 ** (factor S - lse2) and
-    `rdP` into dS = P∘(dP - delta), which is 0 wherever P is 0. `rLse2`, lse in log2 units, and
-    `rDelta` have shape (rows,).
+    `rdP` into dS = P∘(dP - delta). `rLse2`, lse in log2 units, and `rDelta` have shape (rows,).
 
     References
     ----------
@@ -44,7 +43,7 @@ def make_row_gradient(rows: int, columns: int):
                 unroll_full()
                 p = exp2(rS[i, j] * factor - rLse2[i])
                 rS[i, j] = p
-                rdP[i, j] = p * rdP[i, j] if p != 0 else types.float32(0)
+                rdP[i, j] *= p
 
     return subtract_delta, weights
 
@@ -82,7 +81,7 @@ def make_column_gradient(rows: int, columns: int):
                 unroll_full()
                 p = exp2(rS[i, j] * factor - lse2)
                 rS[i, j] = p
-                rdP[i, j] = p * rdP[i, j] if p != 0 else types.float32(0)
+                rdP[i, j] *= p
 
     return subtract_delta, weights
 

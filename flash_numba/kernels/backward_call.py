@@ -44,6 +44,15 @@ def launch_delta(
     launch(kernel, _row_blocks(problem), row_passes.THREADS, 0, arguments, stream)
 
 
+def launch_row_dots(
+    problem: Problem, out, dout, dlse: tuple, delta, vectors: bool, stream: int
+) -> None:
+    """delta alone; `dlse` as above."""
+    kernel = row_passes.make_row_dots(problem.dtype, problem.head_dim_v, vectors, bool(dlse))
+    arguments = out, dout, dlse, delta
+    launch(kernel, _row_blocks(problem), row_passes.THREADS, 0, arguments, stream)
+
+
 def launch_round(problem: Problem, sums: DeviceArray, dq: DeviceArray, stream: int) -> None:
     """float32 sums of dQ rounded to its own type."""
     kernel = row_passes.make_round(problem.dtype)

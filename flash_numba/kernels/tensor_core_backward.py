@@ -20,7 +20,7 @@ from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .aux_gradient import launch_aux_gradients
 from .aux_plan import workspace as aux_workspace
-from .backward_call import asked_for, launch_delta, parts_of
+from .backward_call import asked_for, launch_row_dots, parts_of
 from .spec import Spec, padded
 from .tensor_core_backward_tiles import (
     KeyGradientTiles,
@@ -68,7 +68,7 @@ def backward(
     delta = contiguous(at_delta, lse.shape, "fp32")
     given = () if dlse is None else (DeviceArray.of(dlse),)
     vectors = allows_chunks(out) and allows_chunks(dout)
-    launch_delta(problem, out, dout, given, delta, dout, 0, vectors, stream)
+    launch_row_dots(problem, out, dout, given, delta, vectors, stream)
 
     scale, folded = problem.softmax_scale, is_scale_folded(problem)
     factors = (scale * LOG2_E if folded else LOG2_E), scale
