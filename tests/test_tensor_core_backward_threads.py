@@ -25,7 +25,7 @@ from simulator.run import simulate
 
 def backward(problem, q, k, v, dout, truth, order=None, apart=False, count=False, chunks=None):
     """dQ, dK and dV from the exact O and lse, rounded; tiles of 32 queries and keys."""
-    depths = [padded(d, 16) for d in (problem.head_dim, problem.head_dim_v)]
+    depth, depth_v = padded(problem.head_dim, 16), padded(problem.head_dim_v, 16)
     if chunks is None:
         chunks = problem.head_dim % 8 == problem.head_dim_v % 8 == 0
     spec, folded = Spec.of(problem, chunks), is_scale_folded(problem)
@@ -39,14 +39,14 @@ def backward(problem, q, k, v, dout, truth, order=None, apart=False, count=False
     dq, dk, dv = map(stored, gradients.values())
     reports = []
 
-    tiles: Any = QueryGradientTiles(*depths, 2, 1, 32, 1)
+    tiles: Any = QueryGradientTiles(depth, depth_v, 2, 1, 32, 1)
     kernel = tensor_core_dq.make_query_gradient(spec, tiles, folded)
     blocks = tiling.ceil_div(problem.seqlen_q, 32) * problem.batch * problem.num_heads
     arguments = *inputs, dq, *factors, *extra(problem)
     launched = blocks, tiles.threads, tiles.shared_bytes
     reports.append(run(kernel, *launched, arguments, order, count))
 
-    tiles = KeyGradientTiles(*depths, 2, 1, 32, 1)
+    tiles = KeyGradientTiles(depth, depth_v, 2, 1, 32, 1)
     blocks = tiling.ceil_div(problem.seqlen_k, 32) * problem.batch * problem.num_kv_heads
     launched = blocks, tiles.threads, tiles.shared_bytes
     arguments = *inputs, dk, dv, *factors, *extra(problem)

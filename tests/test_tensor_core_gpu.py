@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from flash_numba.kernels import tensor_core
+from flash_numba.kernels import tensor_core, tensor_core_backward
 
 torch = pytest.importorskip("torch")
 from dense import attention  # noqa: E402
-from test_flash2_gpu import UNIT, changes, make, name  # noqa: E402
+from test_flash2_gpu import UNIT, changes, gradient_tolerance, make, name, space_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -114,3 +114,53 @@ def test_as_accurate_as_flash_attention_2(d, causal, dtype):
             largest[i] = max(largest[i], float(error.max()))
     assert np.sqrt(squares[0]) <= 1.05 * np.sqrt(squares[1])
     assert largest[0] <= 1.5 * largest[1]
+
+
+def backward(problem, q, k, v, dout, dlse=None):
+    out, lse = forward(problem, q, k, v)
+    dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
+    memory = space_of(tensor_core_backward.workspace(problem))
+    stream = torch.cuda.current_stream().cuda_stream
+    tensor_core_backward.backward(
+        problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse, stream
+    )
+    return dq, dk, dv
+
+
+def check_gradients(problem, q, k, v, dout, dlse=None):
+    """P and dS are rounded to the element type before they are summed, O before delta is."""
+    grads = backward(problem, q, k, v, dout, dlse)
+    want = attention(problem, q, k, v, dout, dlse)
+    for letter, got, exact in zip("qkv", grads, (want.dq, want.dk, want.dv), strict=True):
+        assert not got.isnan().any(), f"d{letter} has NaN"
+        if got.numel():
+            error = float((got.double() - exact).abs().max())
+            assert error <= gradient_tolerance(problem, exact, q, k), f"d{letter}: {error}"
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=name)
+def test_backward(case):
+    check_gradients(*make(case))
+
+
+@pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    ("n", "m", "d", "dtype"), [(113, 203, 64, "fp16"), (257, 130, 128, "bf16")]
+)
+def test_backward_with_changes(change, n, m, d, dtype):
+    check_gradients(*make((2, 4, 2, n, m, d, d, dtype, change(2, 4, n, m))))
+
+
+def test_backward_any_strides_and_gradient_of_lse():
+    problem, q, k, v, dout = make((2, 3, 3, 130, 150, 64, 64, "fp16", {"causal": True}))
+    check_gradients(problem, q, k, v, dout[:, :1, :1, :1].expand_as(dout))
+    check_gradients(problem, q, k.transpose(1, 3).contiguous().transpose(1, 3), v, dout)
+    check_gradients(problem, q, k, v, dout, torch.randn(2, 3, 130, device="cuda"))
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_backward_repeats_bit_for_bit(d):
+    problem, *tensors = make((1, 2, 1, 1500, 1500, d, d, "bf16", {"causal": True}))
+    first = backward(problem, *tensors)
+    for _ in range(29):
+        assert all(map(torch.equal, first, backward(problem, *tensors)))

@@ -1,6 +1,6 @@
 """Tile sizes of the tensor-core rung's backward kernels."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..device.fragment_products import pitch_of
 from .spec import Spec
@@ -119,9 +119,7 @@ class KeyGradientTiles(NamedTuple):
 
 
 def query_gradient_tiles(spec: Spec, shared_bytes: int) -> QueryGradientTiles:
-    """The tiles of the dQ kernel; parameter and errors as
-    `tensor_core_tiles.forward_tiles`.
-    """
+    """The tiles of the dQ kernel; errors as of `tensor_core_tiles.forward_tiles`."""
     depths = padded_depths(spec)
     if max(depths) <= 64:
         choices = [(2, 4, 64, 2), (2, 4, 64, 1)]
@@ -133,10 +131,9 @@ def query_gradient_tiles(spec: Spec, shared_bytes: int) -> QueryGradientTiles:
 
 
 def key_gradient_tiles(spec: Spec, shared_bytes: int) -> KeyGradientTiles:
-    """The tiles of the dK, dV kernel; errors as
-    `tensor_core_tiles.forward_tiles`.
-    """
+    """The tiles of the dK, dV kernel; errors as of `tensor_core_tiles.forward_tiles`."""
     depths = padded_depths(spec)
+    choices: list[Any]
     if max(depths) <= 64:
         choices = [(2, 4, 32, 2), (2, 4, 32, 1)]
     elif max(depths) <= 128:
