@@ -42,6 +42,8 @@ TENSOR_CORE_COMPILED_HERE = [
     ("tensor_core", "forward", "bf16", 128, "causal", (8, 9)),
     ("tensor_core", "forward", "fp16", 128, "full", (9, 0, "a")),
     ("tensor_core", "forward", "fp16", 64, "ALiBi and dropout", (9, 0, "a")),
+    ("tensor_core", "backward dQ", "bf16", 64, "causal", (8, 0)),
+    ("tensor_core", "backward dKdV", "fp16", 128, "full", (9, 0, "a")),
 ]
 DATA_SHEET_KB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (12, 0): 99}
 

@@ -23,7 +23,9 @@ from simulator import theory
 from simulator.run import simulate
 
 
-def backward(problem, q, k, v, dout, truth, order=None, apart=False, count=False, chunks=None):
+def backward(
+    problem, q, k, v, dout, truth, order=None, apart=False, count=False, chunks=None, ampere=True
+):
     """dQ, dK and dV from the exact O and lse, rounded; tiles of 32 queries and keys."""
     depth, depth_v = padded(problem.head_dim, 16), padded(problem.head_dim_v, 16)
     if chunks is None:
@@ -39,14 +41,14 @@ def backward(problem, q, k, v, dout, truth, order=None, apart=False, count=False
     dq, dk, dv = map(stored, gradients.values())
     reports = []
 
-    tiles: Any = QueryGradientTiles(depth, depth_v, 2, 1, 32, 1)
+    tiles: Any = QueryGradientTiles(depth, depth_v, 2, 1, 32, 1, ampere)
     kernel = tensor_core_dq.make_query_gradient(spec, tiles, folded)
     blocks = tiling.ceil_div(problem.seqlen_q, 32) * problem.batch * problem.num_heads
     arguments = *inputs, dq, *factors, *extra(problem)
     launched = blocks, tiles.threads, tiles.shared_bytes
     reports.append(run(kernel, *launched, arguments, order, count))
 
-    tiles = KeyGradientTiles(depth, depth_v, 2, 1, 32, 1)
+    tiles = KeyGradientTiles(depth, depth_v, 2, 1, 32, 1, ampere)
     blocks = tiling.ceil_div(problem.seqlen_k, 32) * problem.batch * problem.num_kv_heads
     launched = blocks, tiles.threads, tiles.shared_bytes
     arguments = *inputs, dk, dv, *factors, *extra(problem)
@@ -74,6 +76,11 @@ def test_gradients_apart_and_in_another_order_are_the_same_bits():
     for options in ({"apart": True}, {"order": REVERSED}):
         again, _ = check_gradients(*given, **options)
         assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", ["D40", "D64-causal-gqa", "odd-D"])
+def test_backward_for_turing(name):
+    check_gradients(*random_problem(**CASES[name] | {"dtype": "fp16"}), ampere=False)
 
 
 def test_score_changes_and_block_list():

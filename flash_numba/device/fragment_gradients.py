@@ -114,16 +114,22 @@ def make_read_rows_of(rows: int):
 
 
 @cache
-def make_load_vector(size: int):
-    """Room ``load_vector(shared, at, gX, first, stop, tid)``: start to copy `size` float32.
+def make_load_vector(size: int, threads: int, ampere: bool):
+    """Room ``load_vector(shared, at, gX, first, stop, tid)``: copy `size` float32, a few a thread.
 
-    Asynchronous, a number a thread (`copy4_async`); from `stop` on they are zeros.
+    From `stop` on they are zeros. With `ampere` copies are only started (`copy4_async`).
     """
 
     @room
     def load_vector(shared, at, gX, first, stop, tid):
-        if tid < size:
-            index = types.int32(first + tid)
-            copy4_async(shared, at + tid, gX, (min(index, stop - 1),), index < stop)
+        for p in range((size + threads - 1) // threads):
+            unroll_full()
+            place = tid + p * threads
+            if place < size:
+                index = types.int32(first + place)
+                if ampere:
+                    copy4_async(shared, at + place, gX, (min(index, stop - 1),), index < stop)
+                else:
+                    shared[at + place] = gX[index] if index < stop else 0
 
     return load_vector

@@ -215,11 +215,11 @@ def _tensor_core(problem: Problem, build: Build):
         kernel = tensor_core.make_forward(spec, tiles, folded)
         arguments = (four, four, four, four, vector, 1.0, 1.0)
     elif build.direction == "backward dQ":
-        tiles = tensor_core_backward_tiles.query_gradient_tiles(spec, limit)
+        tiles = tensor_core_backward_tiles.query_gradient_tiles(spec, cc, limit)
         kernel = tensor_core_dq.make_query_gradient(spec, tiles, folded)
         arguments = (four, four, four, four, vector, vector, four, 1.0, 1.0)
     else:
-        tiles = tensor_core_backward_tiles.key_gradient_tiles(spec, limit)
+        tiles = tensor_core_backward_tiles.key_gradient_tiles(spec, cc, limit)
         wants = (True, not tiles.apart)
         kernel = tensor_core_dkv.make_key_gradients(spec, tiles, folded, wants)
         arguments = (four, four, four, four, vector, vector, four, four, 1.0, 1.0)

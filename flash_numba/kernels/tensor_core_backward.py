@@ -45,8 +45,8 @@ def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
 
 def chosen_tiles(spec: Spec) -> tuple[QueryGradientTiles, KeyGradientTiles]:
     """The tiles of both kernels on the current GPU."""
-    limit = shared_limit(compute_capability())
-    return query_gradient_tiles(spec, limit), key_gradient_tiles(spec, limit)
+    gpu = compute_capability(), shared_limit(compute_capability())
+    return query_gradient_tiles(spec, *gpu), key_gradient_tiles(spec, *gpu)
 
 
 def backward(

@@ -1,6 +1,6 @@
 """Tile sizes of the tensor-core rung's backward kernels."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..device.fragment_products import pitch_of
 from .spec import Spec
@@ -16,6 +16,7 @@ class QueryGradientTiles(NamedTuple):
     warps: int = 4
     tile_n: int = 64
     blocks_per_sm: int = 2
+    ampere: bool = True
 
     @property
     def threads(self) -> int:
@@ -59,7 +60,7 @@ class KeyGradientTiles(NamedTuple):
 
     Attributes
     ----------
-    depth, depth_v, warps, blocks_per_sm
+    depth, depth_v, warps, blocks_per_sm, ampere
         As in `TensorTiles`.
     row_blocks : int
         Blocks of 16 keys that a warp has.
@@ -75,6 +76,7 @@ class KeyGradientTiles(NamedTuple):
     warps: int = 4
     tile_m: int = 64
     blocks_per_sm: int = 2
+    ampere: bool = True
     apart: bool = False
 
     @property
@@ -118,26 +120,30 @@ class KeyGradientTiles(NamedTuple):
         return 4 * (self.layout[-1] + 2 * self.tile_m)
 
 
-def query_gradient_tiles(spec: Spec, shared_bytes: int) -> QueryGradientTiles:
-    """The tiles of the dQ kernel; errors as of `tensor_core_tiles.forward_tiles`."""
+def query_gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> QueryGradientTiles:
+    """The tiles of the dQ kernel; parameters and errors of `tensor_core_tiles.forward_tiles`."""
     depths = padded_depths(spec)
+    choices = [(1, 4, 32, 1), (1, 4, 16, 1), (1, 2, 16, 1)]
     if max(depths) <= 64:
-        choices = [(2, 4, 64, 2), (2, 4, 64, 1)]
+        choices = [(2, 4, 64, 2), (2, 4, 64, 1), *choices]
     elif max(depths) <= 128:
-        choices = [(2, 4, 32, 2), (2, 4, 32, 1)]
+        choices = [(2, 4, 32, 2), (2, 4, 32, 1), *choices]
     else:
-        choices = [(1, 8, 32, 1), (1, 4, 16, 1)]
-    return first_that_fits(spec, [QueryGradientTiles(*depths, *c) for c in choices], shared_bytes)
+        choices = [(1, 8, 32, 1), *choices]
+    tiles = [QueryGradientTiles(*depths, *choice, cc >= (8, 0)) for choice in choices]
+    return first_that_fits(spec, tiles, shared_bytes)
 
 
-def key_gradient_tiles(spec: Spec, shared_bytes: int) -> KeyGradientTiles:
-    """The tiles of the dK, dV kernel; errors as of `tensor_core_tiles.forward_tiles`."""
+def key_gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> KeyGradientTiles:
+    """The tiles of the dK, dV kernel; as `query_gradient_tiles`."""
     depths = padded_depths(spec)
-    choices: list[Any]
+    choices = [(1, 4, 32, 1), (1, 4, 16, 1), (1, 1, 16, 1)]
     if max(depths) <= 64:
-        choices = [(2, 4, 32, 2), (2, 4, 32, 1)]
+        choices = [(2, 4, 32, 2), (2, 4, 32, 1), *choices]
     elif max(depths) <= 128:
-        choices = [(1, 4, 64, 2), (1, 4, 64, 1)]
+        choices = [(1, 4, 64, 2), (1, 4, 64, 1), *choices]
     else:
-        choices = [(1, 8, 32, 1, True), (1, 4, 16, 1, True)]
-    return first_that_fits(spec, [KeyGradientTiles(*depths, *c) for c in choices], shared_bytes)
+        choices = [(1, 8, 32, 1), *choices]
+    apart = max(depths) > 128
+    tiles = [KeyGradientTiles(*depths, *choice, cc >= (8, 0), apart) for choice in choices]
+    return first_that_fits(spec, tiles, shared_bytes)

@@ -27,10 +27,9 @@ from ..device.fragment_products import (
 )
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.ptx_copies import copy_commit, copy_wait_group
 from ..device.schedule import make_block_of, make_keys_of, make_query_walk, make_sees_tile
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
-from ..device.swizzled_copies import make_load_tile, make_store_tile
+from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_none
 from .spec import Spec
 from .tensor_core_backward_tiles import KeyGradientTiles
@@ -65,21 +64,23 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
     wants_dk, wants_dv = wants
     longest_last = spec.key_range is not None
 
+    ampere, copies = tiles.ampere, (threads, spec.vectors)
+    product = spec.dtype, blocks, tile_m
+
     block_of = make_block_of(spec.key_range is None)
     keys_of = make_keys_of(spec.has_lengths)
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, next_query_tile, _, is_partial = make_query_walk(*walk)
     sees_tile = make_sees_tile(spec.key_range, tile_m, warp_n)
-    load_k = make_load_tile(spec.head_dim, depth, tile_n, threads, spec.vectors, pitch)
-    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, threads, spec.vectors, pitch_v)
-    load_q = make_load_tile(spec.head_dim, depth, tile_m, threads, spec.vectors, pitch)
-    load_do = make_load_tile(spec.head_dim_v, depth_v, tile_m, threads, spec.vectors, pitch_v)
-    load_vector = make_load_vector(tile_m)
+    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere)
+    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere)
+    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch, ampere)
+    load_do = make_load_tile(spec.head_dim_v, depth_v, tile_m, *copies, pitch_v, ampere)
+    load_vector = make_load_vector(tile_m, threads, ampere)
+    commit, arrive = make_arrivals(ampere)
     clear_dk, clear_dv = make_clear(rows, k_columns), make_clear(rows, v_columns)
-    scores = make_multiply_transposed(spec.dtype, blocks, tile_m, depth, pitch, pitch, False)
-    weight_gradient = make_multiply_transposed(
-        spec.dtype, blocks, tile_m, depth_v, pitch_v, pitch_v, False
-    )
+    scores = make_multiply_transposed(*product, depth, pitch, pitch, False, ampere)
+    weight_gradient = make_multiply_transposed(*product, depth_v, pitch_v, pitch_v, False, ampere)
     scale_scores = make_scale_scores(folded, rows, columns)
     drop_weights = make_drop_weights(spec.has_dropout, rows, columns, True, True)
     subtract_delta, weights = make_column_gradient(rows, columns)
@@ -87,12 +88,12 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
         spec.changes, spec.derivatives, rows, columns, True, True
     )
     mask_scores = make_mask_scores(spec.keep, rows, columns, True, True)
-    pack_weights = make_pack_weights(spec.dtype, blocks, tile_m)
-    add_dv = make_multiply_add(spec.dtype, blocks, tile_m, depth_v, pitch_v)
-    add_dk = make_multiply_add(spec.dtype, blocks, tile_m, depth, pitch)
+    pack_weights = make_pack_weights(*product, ampere)
+    add_dv = make_multiply_add(*product, depth_v, pitch_v, ampere)
+    add_dk = make_multiply_add(*product, depth, pitch, ampere)
     scale_dk = make_scale_scores(False, rows, k_columns)
-    share_dk = make_share_rows(spec.dtype, blocks, depth, pitch)
-    share_dv = make_share_rows(spec.dtype, blocks, depth_v, pitch_v)
+    share_dk = make_share_rows(spec.dtype, blocks, depth, pitch, ampere)
+    share_dv = make_share_rows(spec.dtype, blocks, depth_v, pitch_v, ampere)
     store_dk = make_store_tile(spec.head_dim, warp_n, pitch, spec.vectors)
     store_dv = make_store_tile(spec.head_dim_v, warp_n, pitch_v, spec.vectors)
 
@@ -106,9 +107,8 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
         warp, lane = tid // 32, tid % 32
         seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
         kv_heads, key_blocks = types.int32(K.shape[2]), (K.shape[1] + tile_n - 1) // tile_n
-        batch_head, block = block_of(Q.shape[0] * kv_heads, key_blocks)
+        batch, kv_head, block = block_of(kv_heads, Q.shape[0] * kv_heads, key_blocks)
         n_block = types.int32(key_blocks - 1 - block if longest_last else block)
-        batch, kv_head = types.int32(batch_head // kv_heads), types.int32(batch_head % kv_heads)
         seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         group = num_heads // kv_heads
         warp_k = types.int32(n_block * tile_n + warp * warp_n)
@@ -157,11 +157,11 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
                 load_do(memory, do_at, gdO, m_block * tile_m, seqlen_q, tid)
                 load_vector(numbers, lse_at, gLSE, m_block * tile_m, seqlen_q, tid)
                 load_vector(numbers, delta_at, gDelta, m_block * tile_m, seqlen_q, tid)
-                copy_commit()
+                commit()
             stage = types.int32(0)
             while m_block < stop:
                 unroll_none()
-                copy_wait_group(0)
+                arrive()
                 cuda.syncthreads()  # these tiles are here for all, and nobody reads those before
                 following = types.int32(
                     next_query_tile(
@@ -182,7 +182,7 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
                     load_do(memory, do_at + other * stage_do, gdO, first, seqlen_q, tid)
                     load_vector(numbers, lse_at + other * tile_m, gLSE, first, seqlen_q, tid)
                     load_vector(numbers, delta_at + other * tile_m, gDelta, first, seqlen_q, tid)
-                copy_commit()
+                commit()
                 partial = is_partial(
                     m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed
                 )

@@ -26,7 +26,6 @@ from ..device.fragment_products import (
 from ..device.fragments import make_mask_range
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.ptx_copies import copy_commit, copy_wait_group
 from ..device.schedule import (
     make_block_of,
     make_key_tiles_room,
@@ -36,7 +35,7 @@ from ..device.schedule import (
     narrowed,
 )
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
-from ..device.swizzled_copies import make_load_tile, make_store_tile
+from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_full, unroll_none
 from .spec import Spec
 from .tensor_core_backward_tiles import QueryGradientTiles
@@ -66,35 +65,37 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
     do_at, k_at, v_at, stage_k, stage_v = tiles.layout
     p_shape, a_shape = (tile_n // 16, blocks, 4), (1, blocks, 4)
 
+    ampere, copies = tiles.ampere, (threads, spec.vectors)
+    product = spec.dtype, blocks, tile_n
+
     block_of = make_block_of(spec.key_range is None)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
-    load_q = make_load_tile(spec.head_dim, depth, tile_m, threads, spec.vectors, pitch)
-    load_do = make_load_tile(spec.head_dim_v, depth_v, tile_m, threads, spec.vectors, pitch_v)
-    load_k = make_load_tile(spec.head_dim, depth, tile_n, threads, spec.vectors, pitch)
-    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, threads, spec.vectors, pitch_v)
+    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch, ampere)
+    load_do = make_load_tile(spec.head_dim_v, depth_v, tile_m, *copies, pitch_v, ampere)
+    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere)
+    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere)
+    commit, arrive = make_arrivals(spec.vectors and ampere)
     read_rows_of = make_read_rows_of(rows)
     clear_dq = make_clear(rows, q_columns)
-    scores = make_multiply_transposed(spec.dtype, blocks, tile_n, depth, pitch, pitch, False)
-    weight_gradient = make_multiply_transposed(
-        spec.dtype, blocks, tile_n, depth_v, pitch_v, pitch_v, False
-    )
+    scores = make_multiply_transposed(*product, depth, pitch, pitch, False, ampere)
+    weight_gradient = make_multiply_transposed(*product, depth_v, pitch_v, pitch_v, False, ampere)
     scale_scores = make_scale_scores(folded, rows, columns)
     drop_weights = make_drop_weights(spec.has_dropout, rows, columns, False, True)
     subtract_delta, weights = make_row_gradient(rows, columns)
     change_scores = make_change_scores_backward(
         spec.changes, spec.derivatives, rows, columns, False, True
     )
-    if spec.exact:
+    if spec.exact and not spec.has_list:
         mask_scores = make_mask_range(spec.key_range, columns, rows)
     else:
         mask_scores = make_mask_scores(spec.keep, rows, columns, False, True)
-    pack_gradient = make_pack_weights(spec.dtype, blocks, tile_n)
-    add_product = make_multiply_add(spec.dtype, blocks, tile_n, depth, pitch)
+    pack_gradient = make_pack_weights(*product, ampere)
+    add_product = make_multiply_add(*product, depth, pitch, ampere)
     scale_dq = make_scale_scores(False, rows, q_columns)
-    share_dq = make_share_rows(spec.dtype, blocks, depth, pitch)
+    share_dq = make_share_rows(spec.dtype, blocks, depth, pitch, ampere)
     store_dq = make_store_tile(spec.head_dim, warp_m, pitch, spec.vectors)
 
     @kernel(threads, tiles.blocks_per_sm)
@@ -106,13 +107,15 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = tid // 32, tid % 32
         seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
-        batch_head, m_block = block_of(Q.shape[0] * num_heads, (seqlen_q + tile_m - 1) // tile_m)
-        batch, head = types.int32(batch_head // num_heads), types.int32(batch_head % num_heads)
+        m_blocks = (seqlen_q + tile_m - 1) // tile_m
+        batch, head, m_block = block_of(num_heads, Q.shape[0] * num_heads, m_blocks)
+        batch_head = batch * num_heads + head
         seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         visit = narrowed(
             key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         )
-        kv_head = head // (num_heads // K.shape[2])
+        group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
+        kv_head = types.int32(types.uint32(head) // group)
         gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
@@ -137,7 +140,7 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
             load_do(memory, do_at, dO[batch, :, head], m_block * tile_m, seqlen_q, tid)
             load_k(memory, k_at, gK, n_block * tile_n, seqlen_k, tid)
             load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
-            copy_commit()
+            commit()
             read_rows_of(rLse2, LSE[batch, head], first_q, seqlen_q, -math.inf, lane)
             read_rows_of(rDelta, Delta[batch, head], first_q, seqlen_q, 0, lane)
             for i in range(rows):
@@ -148,7 +151,7 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
         stage = types.int32(0)
         while n_block < visit.stop:
             unroll_none()
-            copy_wait_group(0)
+            arrive()
             cuda.syncthreads()  # this tile is here for all, and nobody reads the one before
             following = types.int32(
                 next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
@@ -157,7 +160,7 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
                 other = 1 - stage
                 load_k(memory, k_at + other * stage_k, gK, following * tile_n, seqlen_k, tid)
                 load_v(memory, v_at + other * stage_v, gV, following * tile_n, seqlen_k, tid)
-            copy_commit()
+            commit()
             partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
             partial |= listed_partial(n_block, m_block, batch, head, listed)
             partial |= (n_block + 1) * tile_n > seqlen_k
