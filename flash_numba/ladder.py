@@ -183,7 +183,7 @@ RUNGS: tuple[Rung, ...] = (
     Rung(
         "hopper",
         "FlashAttention-3's schedule: copy engine, warpgroup products, a producer and consumers",
-        (".kernels.hopper", ".kernels.flash2_backward"),
+        (".kernels.hopper", ".kernels.tensor_core_backward"),
         ("flash2", "flash2_two_kernel"),
         compute_capability=(9, 0),
         majors=(9,),

@@ -72,8 +72,10 @@ def test_table_of_the_fast_tiles(key):
     assert row["registers"] <= 255
     plain = key[5][:2] == (9, 0) and key[3] <= 128 and key[4] == "full"
     if plain or key[:2] == ("flash2", "backward"):
-        # 128 keys at once take every register: a dozen loads a tile cost less than another tile.
-        allowed = 48 if key[0] == "tensor_core" and key[3] == 64 else 0
+        # 128 keys at once, or dK and dV side by side, take every register: a dozen loads a tile
+        # cost less than another tile.
+        full = key[1] == "backward dKdV" or (key[1] == "forward" and key[3] == 64)
+        allowed = 48 if key[0] == "tensor_core" and full else 0
         assert row["spill_bytes"] <= allowed
         assert row["stack_bytes"] <= allowed
 
