@@ -92,7 +92,8 @@ def latency_linear() -> Found:
         rows = {
             row["seqlen"]: row["ms"] / row["batch"]
             for row in found["rows"]
-            if (row["direction"], row["head_dim"], row["causal"]) == ("forward", 64, False)
+            if (row["rung"], row["direction"], row["head_dim"], row["causal"])
+            == ("flash2", "forward", 64, False)
         }
         ratio = rows[8192] / rows[4096]
         timed = f"; measured {ratio:.2f} times the time a sequence ({measured_on(found)}, fp32)"

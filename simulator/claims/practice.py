@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pkgutil
 
 import numpy as np
@@ -20,21 +21,21 @@ from .claim import (
     conditional_if,
     holds_if,
 )
-from .evidence import form, least_time, measured_on, off_by, results, si, softmax
+from .evidence import RESULTS, form, least_time, measured_on, off_by, results, si, softmax
 
-STANDARD_RUNGS = "standard", "torch_math"
-"""Whose measured times count as those of standard attention."""
+FLASH_RUNGS = "flash2", "tensor_core", "hopper"
+"""Whose measured times count as those of FlashAttention; torch_math's are standard attention's."""
 
 
 def speedups() -> tuple[list[float], str]:
     """Measured times of standard attention over those of FlashAttention, and where."""
     ratios, where = [], ""
-    for name in ("h200_fp32", "h200_tensor_core", "h200_hopper"):
-        found = results(name)
-        for row in found["rows"] if found else ():
-            peers = [row["peers"][peer] for peer in STANDARD_RUNGS if peer in row["peers"]]
-            ratios += [peer / row["ms"] for peer in peers]
-            where = measured_on(found) if peers and found else where
+    for path in sorted(RESULTS.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for row in found.get("rows", ()):
+            if row.get("rung") in FLASH_RUNGS and "torch_math" in row.get("peers", ()):
+                ratios.append(row["peers"]["torch_math"] / row["ms"])
+                where = measured_on(found)
     return ratios, where
 
 
