@@ -11,7 +11,8 @@ TUTORIALS = Path(__file__).parents[1] / "tutorials"
 """They come with the repository, not with the package."""
 
 FIRST = "01_start_here.ipynb"
-INSTALL = "pip install 'flash-numba[tutorials]'"
+INSTALL = f"{sys.executable} -m pip install 'flash-numba[tutorials]'"
+"""Into the Python that runs this, which may not be the one of the shell's `pip`."""
 
 
 def command(tutorials: Path = TUTORIALS) -> list[str]:

@@ -132,7 +132,8 @@ def texts(notebook: dict) -> list[str]:
 def test_runs_as_shown(name, monkeypatch):
     for package in ("nbclient", "ipykernel", "matplotlib", "ipywidgets"):
         pytest.importorskip(package)
-    if "torch" in (MAKE.SOURCES / f"{name}.py").read_text(encoding="utf-8"):
+    source = (MAKE.SOURCES / f"{name}.py").read_text(encoding="utf-8")
+    if re.search(r"^(import|from) torch\b", source, re.MULTILINE):
         pytest.importorskip("torch")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)

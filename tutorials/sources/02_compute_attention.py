@@ -105,12 +105,12 @@ print("by hand and by the reference:", np.abs(P @ v[0, :, head] - o[0, :, head])
 # ## What is hard about it
 #
 # **Predict.** The layer has 206 tokens. S has 206 × 206 numbers a head. A model reads 32,768 tokens
-# with 16 heads: how many bytes does S take in fp16?
+# with 16 heads of 64 columns: how many bytes does S take in fp16, and how many Q, K, V and O?
 
 # %%
-N, heads = 32_768, 16
+N, heads, d = 32_768, 16, 64
 print(f"S: {N * N * heads * 2 / 2**30:.0f} GiB a layer; Q, K, V, O: ", end="")
-print(f"{4 * N * heads * 64 * 2 / 2**20:.0f} MiB")
+print(f"{4 * N * heads * d * 2 / 2**20:.0f} MiB")
 
 # %% [markdown]
 # The matrix that nobody asked for is more than a hundred times larger than everything that goes in
@@ -118,8 +118,8 @@ print(f"{4 * N * heads * 64 * 2 / 2**20:.0f} MiB")
 #
 # ## Exercise
 #
-# In the last cell the heads were computed one at a time. Write multi-head attention for all heads
-# of the layer at once with `np.einsum`, and compare with `o`. Then the first graded program: `gpu`
+# You computed one head by hand. Write multi-head attention for all heads of the layer at once with
+# `np.einsum`, and compare with `o`. Then the first graded program: `gpu`
 # is a machine with HBM and SRAM; what you `load` is counted.
 
 # %%
@@ -145,5 +145,5 @@ grade("double_q", double_q)
 # ## Further reading
 #
 # - Vaswani et al.: *Attention Is All You Need*, 2017. Section 3.2.
-# - `flash_numba/reference.py`: attention and its gradients in 200 lines.
+# - `flash_numba/reference.py`: attention and its gradients, as the formulas say them.
 # - Next: [3 · Count standard attention](03_count_standard_attention.ipynb)
