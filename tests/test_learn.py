@@ -36,7 +36,7 @@ def test_says_where_the_notebooks_are(tmp_path):
 
 def test_tells_when_to_restart(monkeypatch):
     assert restart.restart_advice() is None
-    monkeypatch.setattr(sys.modules["numpy"], "__version__", "2.5.0")
+    monkeypatch.setattr("numpy.__version__", "2.5.0")
     advice = restart.restart_advice()
     assert advice is not None
     assert advice.startswith("restart the kernel, then run on from here: numpy 2.5.0 is loaded")
