@@ -1,4 +1,4 @@
-"""Print README's table of the kernels' speed from the results of ``flash-numba bench``.
+"""Print a table of README on the kernels' speed from the results of ``flash-numba bench``.
 
 python benchmarks/readme_table.py benchmarks/results/h200_fp32.json
 """
@@ -9,6 +9,9 @@ from simulator.bench import results
 
 SEQLEN = 2048
 """Of the column TFLOP/s, without a mask; the slowest rung has a row there."""
+RUNGS = ("standard", "flash1", "flash2", "tensor_core", "hopper")
+PEERS = {"fp32": ("torch_efficient", "torch_math"), "fp16": ("torch_flash", "torch_cudnn")}
+"""Of the last columns, by element type."""
 
 
 def span(values: list[float]) -> str:
@@ -20,14 +23,13 @@ def table(found: dict) -> list[str]:
     """A line for each rung, pass and head dimension."""
     lines = []
     keys = dict.fromkeys((r["rung"], r["direction"], r["head_dim"]) for r in found["rows"])
-    rungs = ["standard", "flash1", "flash2"]
-    for rung, direction, head_dim in sorted(keys, key=lambda key: rungs.index(key[0])):
+    (dtype,) = {row["dtype"] for row in found["rows"]}
+    for rung, direction, head_dim in sorted(keys, key=lambda key: RUNGS.index(key[0])):
         key = rung, direction, head_dim
         rows = [r for r in found["rows"] if (r["rung"], r["direction"], r["head_dim"]) == key]
         (one,) = (r for r in rows if r["seqlen"] == SEQLEN and not r["causal"])
         ratios = [
-            span([r["ratios"][peer] for r in rows if peer in r["ratios"]])
-            for peer in ("torch_efficient", "torch_math")
+            span([r["ratios"][peer] for r in rows if peer in r["ratios"]]) for peer in PEERS[dtype]
         ]
         cells = [f"`{rung}`", direction, f"{head_dim}", f"{one['tflops']:.1f}", *ratios]
         lines.append(f"| {' | '.join(cells)} |")

@@ -62,6 +62,23 @@ def allowed(metric: str, launch, problem, counters) -> tuple[float, float]:
     return 0, 0
 
 
+MERGED = {"flash1_backward": ("sLse", "sDelta")}
+"""Shared arrays whose neighbouring fours the compiler reads at once, one value for all lanes: a
+quarter of the instructions, of two passes each."""
+
+
+def predicted(launch) -> dict[str, int]:
+    """The runner's numbers, with loads of `MERGED` arrays merged."""
+    report = traced(launch)
+    found = report.hardware()
+    for array in MERGED.get(launch.name, ()):
+        count = report.count("shared", "load", array)
+        assert count.instructions == count.passes
+        found[f"{SHARED_INSTRUCTIONS}ld.sum"] -= 3 * count.instructions // 4
+        found[f"{SHARED_PASSES}ld.sum"] -= count.passes // 2
+    return found
+
+
 def fresh(case, number: int) -> tuple[Any, Any]:
     """A launch and what was measured for it; skips if its kernel has changed since."""
     launch, found = launches(case)[number], MEASURED["cases"][case.name]["launches"][number]
@@ -95,7 +112,7 @@ def differences(launch, found, problem) -> dict:
     if sizes != was:
         return {"launch": (sizes, was)}
     wrong = {}
-    for metric, value in traced(launch).hardware().items():
+    for metric, value in predicted(launch).items():
         below, above = allowed(metric, launch, problem, counters)
         if not value - below <= counters[metric] <= value + above:
             wrong[metric] = (value, counters[metric])

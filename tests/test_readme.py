@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from flash_numba.kernels.steps import STEPS
 from simulator.bench import results
 from simulator.cli import app
 from simulator.grade import PUZZLES
@@ -152,15 +153,30 @@ def difference_at_the_end(source) -> str:
 
 def test_kernel_figures_are_those_measured():
     told = section("The kernels")
+    paths = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
+    table = runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))["table"]
+    expected = []
+    for path, dtype in zip(paths, ("fp32", "fp16"), strict=True):
+        found = results.load(ROOT / path)
+        machine = found["machine"]
+        assert f"{path}`: {machine['gpu']}, {machine['date']}" in " ".join(told.split())
+        assert {row["dtype"] for row in found["rows"]} == {dtype}
+        expected += table(found)
+    assert re.findall(r"^\| `\w+` \| (?:for|back)ward .*", told, re.MULTILINE) == expected
+
+
+def test_step_figures_are_those_measured():
+    told = section("Six steps to flash2")
     (path,) = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
-    found = results.load(ROOT / path)
-    machine = found["machine"]
-    assert f"{machine['gpu']}, {machine['date']}" in " ".join(told.split())
-    assert {row["dtype"] for row in found["rows"]} == {"fp32"}
-    program = runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
-    assert re.findall(r"^\| `\w+` \| (?:for|back)ward .*", told, re.MULTILINE) == program["table"](
-        found
-    )
+    found = json.loads((ROOT / path).read_text())
+    machine, rows = found["machine"], found["rows"]
+    assert f"{path}`: {machine['gpu']}, {machine['date']}" in " ".join(told.split())
+    (size,) = {(row["head_dim"], row["seqlen"], row["causal"]) for row in rows}
+    assert f"head_dim {size[0]}, full attention at N = {size[1]:,}" in " ".join(told.split())
+    assert [row["step"] for row in rows] == list(STEPS)
+    expected = [(f"`{row['step']}`", f"{row['tflops']:.1f}") for row in rows]
+    expected.append(("torch", f"{rows[-1]['peer_tflops']['torch_efficient']:.1f}"))
+    assert re.findall(r"^\| (`\S+`|torch) \| .* \| (\S+) \|$", told, re.MULTILINE) == expected
 
 
 def test_costs_of_a_call_are_those_measured():

@@ -55,6 +55,8 @@ class Count:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+COPY_PAST_L1 = 16
+"""Bytes of a ``cp.async.cg``; smaller copies go through L1 (``.ca``), counted as loads are."""
 BYPASS = ("cp.async", "bulk", "wgmma")
 """Traffic that reaches shared memory on ways of its own."""
 
@@ -134,7 +136,7 @@ class Counter:
             self.totals[pair] = self.totals.get(pair, 0) + total
 
     def _copied(self, instructions: Instructions) -> np.ndarray:
-        """For the loads of asynchronous copies, the sectors that are counted; else -1.
+        """For the loads of asynchronous copies past L1, the sectors that are counted; else -1.
 
         A copy is a load and a store at one position: the n-th of a warp belong together.
         """
@@ -148,6 +150,8 @@ class Counter:
         for code in np.unique(codes).tolist():
             site = sites[code]
             if not (site and site.traffic == "cp.async" and site.operation == LOAD):
+                continue
+            if site.size < COPY_PAST_L1:
                 continue
             loads = np.flatnonzero(codes == code)
             targets = np.flatnonzero(codes == stores.get((site.place, site.column), -1))

@@ -21,7 +21,7 @@ def sectors(addresses: np.ndarray) -> np.ndarray:
 
 
 def copy_sectors(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Load sectors that Nsight Compute counts for each warp instruction of ``cp.async``.
+    """Load sectors that Nsight Compute counts for each warp instruction of ``cp.async.cg``.
 
     Parameters
     ----------
