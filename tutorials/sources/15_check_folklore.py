@@ -129,3 +129,4 @@ for verdict, names in sorted(by_verdict.items(), key=lambda one: -len(one[1])):
 #   come out.
 # - Bailey: *Twelve Ways to Fool the Masses When Giving Performance Results on Parallel Computers*,
 #   1991.
+# - Next: [16 · Read the Hopper kernel](16_read_hopper_kernel.ipynb)
