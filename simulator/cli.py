@@ -15,6 +15,7 @@ import typer.core
 from .bench.cli import EXAMPLES as BENCH_EXAMPLES
 from .bench.cli import bench
 from .claims_cli import claims_command
+from .trace_cli import EXAMPLES as TRACE_EXAMPLES
 from .trace_cli import trace_command
 from .viewer.cli import EXAMPLES as STEP_EXAMPLES
 from .viewer.cli import step
@@ -224,7 +225,7 @@ def _progress(jobs: list):
     return track(jobs, "counting", console=console, transient=True, disable=not console.is_terminal)
 
 
-app.command("trace")(trace_command)
+app.command("trace", epilog=TRACE_EXAMPLES)(trace_command)
 app.command(epilog=BENCH_EXAMPLES)(bench)
 app.command("claims")(claims_command)
 

@@ -20,6 +20,16 @@ INSTALL_NUMBA = (
     "tracing a kernel needs numba: pip install 'numba-cuda[cu12]' on Linux or Windows, "
     "pip install numba on macOS"
 )
+EXAMPLES = """\b
+Examples:
+  flash-numba trace simulator.threads.cases:naive
+  flash-numba trace simulator.threads.cases:naive --line 83
+  flash-numba trace simulator.threads.cases:conflict_free
+  flash-numba trace mine.py:my_kernel
+
+For the last, mine.py has my_kernel_case() beside my_kernel, which returns
+(kernel, grid, block, arguments) or (kernel, grid, block, arguments, shared_bytes).
+"""
 SHAPE = "(kernel, grid, block, arguments[, shared_bytes])"
 
 

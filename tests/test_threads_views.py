@@ -15,7 +15,7 @@ from bug_zoo import empty, vector
 from rich.console import Console
 
 from simulator.threads import advice, trace, warp
-from simulator.trace_cli import load_case, trace_command
+from simulator.trace_cli import EXAMPLES, load_case, trace_command
 
 
 def text(view) -> str:
@@ -129,6 +129,19 @@ def test_command_shows_a_report_or_one_warp(cases):
     assert "32 lanes, 4 sectors" in result.output
     result = command(f"{cases}:double", "--json")
     assert json.loads(result.output)["blocks"] == 2
+
+
+@pytest.mark.parametrize("step", ["naive", "conflict_free"])
+def test_examples_of_the_package(step, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = command(f"simulator.threads.cases:{step}")
+    assert result.exit_code == 0
+    dearest = re.search(r"^ +(\d+) .*sQ\[row, c\] \* sK\[r, c\]", result.output, re.MULTILINE)
+    assert dearest is not None, "a narrow terminal keeps the numbers of a line"
+    assert ("bank conflict" in result.output) == (step == "naive")
+    result = command(f"simulator.threads.cases:{step}", "--line", dearest[1])
+    assert "32 lanes" in result.output
+    assert f"simulator.threads.cases:naive --line {dearest[1]}\n" in EXAMPLES
 
 
 def test_command_fails_on_an_error_of_the_kernel(cases):

@@ -46,7 +46,7 @@ def _memory_table(report: Report) -> Table:
     table = Table(title="Warp instructions by memory", title_justify="left", box=None)
     table.add_column("memory")
     for name in ("instructions", "bytes", "sectors", "ideal", "passes", "conflicts", "partial"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     keys = {
         (e.memory.space, e.memory.name, e.site.operation, e.site.traffic) for e in report.entries
     }
@@ -68,10 +68,9 @@ def _memory_table(report: Report) -> Table:
 
 def _line_table(report: Report, top: int) -> Table:
     table = Table(title="Dearest lines", title_justify="left", box=None)
-    table.add_column("line", justify="right")
-    for name in ("sectors", "passes", "conflicts"):
-        table.add_column(name, justify="right")
-    table.add_column("source", no_wrap=True, overflow="ellipsis")
+    for name in ("line", "sectors", "passes", "conflicts"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source")  # the one that gives way in a narrow terminal
     for place, count in list(report.lines().items())[:top]:
         table.add_row(
             str(place.line),
