@@ -48,9 +48,8 @@ def patterns() -> list[tuple[list[int], list[int]]]:
 
 def run_on_gpu() -> None:
     """Launch every case, where ncu looks."""
-    from flash_numba.device.async_copies import copy16_async, copy_wait_all
-
     from flash_numba.device.numba_cuda import cuda, types
+    from flash_numba.device.ptx_copies import copy16_async, copy_wait_all
 
     @cuda.jit
     def copies(memory, places, out):
