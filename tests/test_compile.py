@@ -92,13 +92,14 @@ def test_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
     for head_dim in range(1, 257, 5):
         for head_dim_v in (head_dim, 257 - head_dim):
             spec = Spec("fp32", head_dim, head_dim_v, vectors)
-            for choose in (forward_tiles, backward_tiles):
-                tiles = choose(spec, cc, shared_limit(cc))
+            forward = forward_tiles(spec, cc, shared_limit(cc))
+            backward = backward_tiles(spec, cc, shared_limit(cc))
+            for tiles in (forward, backward):
                 assert tiles.shared_bytes + 16 <= shared_limit(cc)
                 assert tiles.depth >= head_dim
                 assert tiles.depth_v >= head_dim_v
-            assert tiles.depth % (tiles.q_lanes * tiles.q_parts) == 0
-            assert tiles.q_rows % 4 == 0
+            assert backward.depth % (backward.q_lanes * backward.q_parts) == 0
+            assert backward.q_rows % 4 == 0
 
 
 def test_every_build_of_every_rung_fits_its_gpu():
