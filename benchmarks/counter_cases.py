@@ -17,11 +17,14 @@ import numpy as np
 
 from flash_numba import ladder
 from flash_numba.arrays import DeviceArray
+from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.kernels.steps import STEPS, module_of
 from flash_numba.problem import DTYPES, Problem
 from simulator.threads import Report, trace
 
 COMPUTE_CAPABILITY = (9, 0)
+MULTIPROCESSORS = 132
+"""Of an H200; the Hopper kernel starts a block on each."""
 
 
 class Case(NamedTuple):
@@ -67,19 +70,27 @@ CAUSAL = _sizes(256, 256, 64, 16, causal=True)
 TAILS = _sizes(104, 150, 64, 8, num_kv_heads=4, causal=True)
 SHORT = _sizes(64, 128, 64, 2, num_kv_heads=1, causal=True)
 LARGE = _sizes(1024, 1024, 64, 16)
+HALF = {"dtype": "fp16"}
 CASES = [
     Case("standard", "forward", "full", FULL),
     Case("standard", "backward", "tails-gqa", TAILS),
     Case("flash1", "forward", "full", FULL, False),
-    Case("flash1", "forward", "half", FULL | {"dtype": "fp16"}),
+    Case("flash1", "forward", "half", FULL | HALF),
     Case("flash1", "forward", "tails-gqa", TAILS),
     Case("flash1", "backward", "short", SHORT),
     Case("flash2", "forward", "full", FULL),
     Case("flash2", "forward", "causal", CAUSAL, False),
-    Case("flash2", "forward", "half", FULL | {"dtype": "fp16"}, False),
+    Case("flash2", "forward", "half", FULL | HALF, False),
     Case("flash2", "forward", "wide", _sizes(128, 64, 128, 16)),
     Case("flash2", "forward", "tails-gqa", TAILS),
     Case("flash2", "backward", "short", SHORT),
+    Case("tensor_core", "forward", "full", FULL | HALF),
+    Case("tensor_core", "forward", "tails-gqa", TAILS | HALF),
+    Case("tensor_core", "backward", "short", SHORT | HALF),
+    Case("hopper", "forward", "short", SHORT | HALF),
+    Case("hopper", "forward", "large", LARGE | HALF, False),
+    Case("tensor_core", "forward", "large", LARGE | HALF, False),
+    Case("tensor_core", "backward", "large", LARGE | HALF, False),
     Case("standard", "forward", "large", LARGE, False),
     Case("flash1", "forward", "large", LARGE, False),
     Case("flash2", "forward", "large", LARGE, False),
@@ -154,6 +165,8 @@ class HostMemory:
         """An argument of a kernel with its memory, as the thread runner takes it."""
         if isinstance(argument, float):
             return np.float32(argument)
+        if isinstance(argument, TensorMap):
+            return argument._replace(array=self.seen(argument.array))
         if not isinstance(argument, DeviceArray):
             return tuple(map(self.seen, argument)) if isinstance(argument, tuple) else argument
         owner, start = self.bytes_at(argument.pointer)
@@ -180,6 +193,7 @@ def _recording(memory: HostMemory, found: list[Launch]) -> Iterator[None]:
         "launch": launch,
         "fill_zero": memory.zero,
         "compute_capability": lambda: COMPUTE_CAPABILITY,
+        "multiprocessors": lambda: MULTIPROCESSORS,
     }
     changed = []
     for name, module in list(sys.modules.items()):

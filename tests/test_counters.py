@@ -158,6 +158,15 @@ def test_dram_reads_each_tensor_once_and_l2_serves_the_rest(name, kernel):
         assert 32 * found["lts__t_sectors_srcunit_tex_op_read.sum"] >= asked
 
 
+def test_cases_hand_tensor_maps_over_host_memory():
+    """Tiles move by the copy engine; lse alone is stored by threads."""
+    case = case_named("hopper-forward-short")
+    (launch,) = launches(case)
+    sectors = {name: count for name, count in traced(launch).hardware().items() if GLOBAL in name}
+    rows = case.problem["seqlen_q"] * case.problem["num_heads"]
+    assert sectors == {f"{GLOBAL}ld.sum": 0, f"{GLOBAL}st.sum": rows * 4 // 32}
+
+
 def test_report_shows_measured_beside_predicted():
     launch, found = fresh(case_named("standard-forward-full"), 1)
     report = traced(launch)
