@@ -108,7 +108,9 @@ def make_add_rows(columns: int, tile_rows: int, tile_columns: int, lanes: int):
     """Room ``add_rows(gX, rX, first_row, row_stop, lane, factor)``: ``gX += factor * rX``.
 
     Column j of the register tile is column ``lane + lanes * j`` of `gX`, a float32 view (rows,
-    columns) that other blocks of the same launch have written to.
+    columns) that other blocks of the same launch have written to. In place of elements beyond the
+    end it reads the last ones, which other threads may be writing, and drops them: a comparison for
+    each would take registers that a block of head_dim 256 does not have.
     """
 
     @room
