@@ -75,7 +75,9 @@ def _sentence(comparison: Comparison, program: str, ratio: float, mine: Counts) 
     paid = (mine.hbm_elements - square) - (theirs.hbm_elements - _square(theirs))
     ways = ("forward", "backward") if comparison.direction == "both" else (comparison.direction,)
     if paid > 0:
-        reasons = [REPEATED[program, way] for way in ways if (program, way) in REPEATED]
+        once = {name: n for name, n in theirs.reads.items() if name not in SQUARE}
+        again = any(mine.reads.get(name, 0) > n for name, n in once.items())
+        reasons = [REPEATED[key] for way in ways if again and (key := (program, way)) in REPEATED]
         reason = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
         link = "but" if saved > 0 else "and"
         words.append(f", {link} {paid:,} more of the other tensors{reason}")

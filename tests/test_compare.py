@@ -295,6 +295,12 @@ def test_words_say_who_moves_less_and_by_what():
     assert "more, not less" not in line
 
 
+@pytest.mark.parametrize("program", ["tiled", "flash2"])
+def test_words_say_again_only_of_what_is_read_again(program):
+    one_tile = comparison(Problem(64, 64, 64, dtype="fp16"), 64, 64)
+    assert "again" not in said_of(one_tile, program)
+
+
 def test_words_say_so_when_flash_moves_more():
     # Break-even of the forward: query tiles of d/2 rows.
     for tile_m, more in ((16, True), (64, False)):

@@ -76,6 +76,14 @@ def test_what_is_no_answer_is_refused():
         grade("scores", 3)  # pyright: ignore[reportArgumentType]
 
 
+def test_an_answer_without_a_source_file_is_graded():
+    typed: dict = {}
+    exec("def flash_forward(gpu):\n    pass", typed)
+    assert grade("flash_forward", typed["flash_forward"]).message.startswith(
+        "line 1 never writes O"
+    )
+
+
 @pytest.mark.parametrize("case", [*SHAPES, *CAUSAL, *SHARED], ids=str)
 def test_formulas_are_the_reference(case):
     found, problem = case.tensors(np.float64), case.problem

@@ -80,7 +80,8 @@ class Wrong(Exception):
             return Grade(puzzle, False, self.why + where)
         file, line = self.place
         text = linecache.getline(file, line).strip()
-        return Grade(puzzle, False, f"line {line} (`{text}`) {self.why}{where}", line)
+        source = f" (`{text}`)" if text else ""  # typed at a prompt, it is kept nowhere
+        return Grade(puzzle, False, f"line {line}{source} {self.why}{where}", line)
 
 
 def code_of(function: Callable) -> CodeType:
