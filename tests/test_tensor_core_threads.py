@@ -185,3 +185,13 @@ def test_global_memory_traffic_is_what_the_simulator_counts(name):
     if name != "element-by-element":
         assert report.count("shared", "load").conflicts == 0
         assert report.count("shared", "store").conflicts == 0
+
+
+def test_the_largest_weight_is_not_rounded():
+    """Rounded to bfloat16, 2**2.16 would be off by more than O may be."""
+    problem, q, k, v, _ = random_problem(seqlen_q=3, seqlen_k=40, head_dim=16, dtype="bf16")
+    q[:], k[:], v[:] = 1, 0, 0
+    k[:, -1], v[:, -1] = 0.375, 1
+    weight = np.exp(4 * np.float64(k[0, -1, 0, 0]))
+    found = forward(problem, q, k, v)[0]["o"]
+    np.testing.assert_array_equal(found, np.full_like(found, weight / (weight + 39)))

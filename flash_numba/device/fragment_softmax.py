@@ -9,7 +9,7 @@ import math
 from functools import cache
 
 from .numba_cuda import cuda, room, types
-from .online_softmax import ALL_LANES, LOWEST, RESCALE_THRESHOLD
+from .online_softmax import ALL_LANES, LOWEST, ROUNDED_THRESHOLD
 from .ptx import exp2, larger
 from .unroll import unroll_full
 
@@ -54,7 +54,7 @@ def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
     of the scores. It starts at the lowest number, not -inf: nothing is ever -inf - -inf.
 
     ``update(rS, row_max, row_sum, acc_o, factor)`` leaves P in `rS`. It rescales O only where a
-    maximum grew by more than `RESCALE_THRESHOLD`: then, one vote of the warp having said so, lanes
+    maximum grew by more than `ROUNDED_THRESHOLD`: then, one vote of the warp having said so, lanes
     exchange their maxima, which they need not do in any other tile.
     """
 
@@ -100,7 +100,7 @@ def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
             for j in range(1, tile_columns):
                 unroll_full()
                 rTop[i] = larger(rTop[i], rS[i, j])
-            rare |= (rTop[i] - row_max[i]) * factor > types.float32(RESCALE_THRESHOLD)
+            rare |= (rTop[i] - row_max[i]) * factor > types.float32(ROUNDED_THRESHOLD)
             rShift[i] = row_max[i] * factor
             rare |= abs(rShift[i]) > types.float32(EXACT_BELOW)
         if cuda.any_sync(ALL_LANES, rare):

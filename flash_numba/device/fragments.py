@@ -10,7 +10,7 @@ from functools import cache
 
 from .functions import device_function
 from .numba_cuda import cuda, room, types
-from .online_softmax import ALL_LANES, LN_2, LOWEST, RESCALE_THRESHOLD
+from .online_softmax import ALL_LANES, LN_2, LOWEST, ROUNDED_THRESHOLD
 from .ptx import exp2, larger, rounded_product
 from .ptx_matrix import pack_bf16, pack_fp16
 from .unroll import unroll_full
@@ -34,7 +34,7 @@ def total(x):
 
 
 @cache
-def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RESCALE_THRESHOLD):
+def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROUNDED_THRESHOLD):
     """Rooms ``begin``, ``clear``, ``update``, ``rescale`` and ``finish`` of the online softmax.
 
     Parameters
@@ -42,7 +42,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = RES
     columns, out_columns : int
         Columns of a lane's part of the scores and of O.
     threshold : float
-        See `online_softmax.RESCALE_THRESHOLD`.
+        See `online_softmax.ROUNDED_THRESHOLD`.
 
     Notes
     -----
