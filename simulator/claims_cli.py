@@ -38,7 +38,7 @@ def claims_command(
     if topic is not None:
         one_of("topic", topic, TOPICS)
     if names:
-        chosen = [CLAIMS[one_of("claim", name.upper(), CLAIMS)] for name in names]
+        chosen = [CLAIMS[one_of("claim", name.upper(), sorted(CLAIMS))] for name in names]
         rows = [(claim, claim.check()) for claim in chosen]
     else:
         rows = list(ledger(topic))

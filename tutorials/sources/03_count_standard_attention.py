@@ -113,8 +113,7 @@ print(inspect.getsource(standard.softmax_rows))
 
 # %% [markdown]
 # **Change it.** How does the traffic of `tiled` depend on the tile? Try `tile_m=tile_n=32`, 64,
-# 128,
-# 256. Which term shrinks, and which does not?
+# 128, 256. Which term shrinks, and which does not?
 
 # %%
 for tile in (32, 64, 128, 256):
