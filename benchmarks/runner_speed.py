@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from counter_cases import case_named, launches
 from simulator_speed import bar, machine
 
 from flash_numba.device.numba_cuda import cuda, types
@@ -95,6 +96,14 @@ def traced_naive(**options) -> float:
     return min(seconds(lambda: run(*arrays, out, np.float32(0.125)))[0] for _ in range(5))
 
 
+def traced_tensor_core_step() -> float:
+    """Best seconds of a 128-thread block of tensor_core: 128 queries, 128 keys, head_dim 64."""
+    (launch,) = launches(case_named("tensor_core-forward-full"))
+    sizes = launch.blocks, launch.threads, 0, launch.shared_bytes
+    run = trace(launch.kernel, blocks=(0,))[sizes]
+    return min(seconds(lambda: run(*launch.arguments))[0] for _ in range(3))
+
+
 def main() -> None:
     """Measure everything and write the results."""
     rng = np.random.default_rng(0)
@@ -102,6 +111,7 @@ def main() -> None:
     report = trace(naive)[2, TILE](*arrays, np.full((64, DEPTH), np.nan, np.float32), np.float32(1))
     accesses = report.count().lanes
     checked, alone = traced_naive(), traced_naive(count=False)
+    tensor_core_step = traced_tensor_core_step()
     turns = MANY // 2 // 1024
     x = np.zeros(1024, np.float32)
     spent, large = seconds(lambda: trace(copies)[8, 128](x, np.zeros_like(x), turns + 1))
@@ -116,7 +126,11 @@ def main() -> None:
             **{name: version(name) for name in ("numpy", "numba", "greenlet")},
         },
         "accesses": accesses,
-        "seconds": {"all checks": checked, "numbers alone": alone},
+        "seconds": {
+            "all checks": checked,
+            "numbers alone": alone,
+            "tensor-core tile step": tensor_core_step,
+        },
         "large": {
             "accesses": large.count().lanes,
             "seconds": spent,
@@ -128,6 +142,7 @@ def main() -> None:
             bar(
                 "all checks over numbers alone, time, at least", checked / alone, 2.0, at_least=True
             ),
+            bar("tensor-core tile step of 128 x 128 x 64, seconds, at most", tensor_core_step, 2.0),
             bar("report of 10 million accesses, seconds, at most", shown, 1.0),
         ],
     }
