@@ -66,7 +66,7 @@ def run(name: str) -> dict[str, Any]:
     import nbformat
     from nbclient import NotebookClient
 
-    node = nbformat.from_dict(notebook(name))
+    node: Any = nbformat.from_dict(notebook(name))
     resources = {"metadata": {"path": str(TUTORIALS)}}
     NotebookClient(node, timeout=SECONDS, kernel_name="python3", resources=resources).execute()
     for cell in node["cells"]:
