@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
+import numpy as np
+
 from .. import machine
 from ..hbm import LAYOUT, Region, Tensor
 from ..ledger import Ledger
-from ..memory import Tile, TileError
+from ..memory import Tile, TileError, describe
 from .cases import Case
 
 WHOLE_MATRIX = ("head", "q", "k")
@@ -108,6 +110,13 @@ class Bench(machine.Machine):
     def in_sram(self, name, shape, fill=None) -> Tile:
         """A tile in SRAM."""
         return self._mine(super().in_sram(name, shape, fill))
+
+    def compute(self, line: str, into, of, function, exp: int = 0) -> None:
+        """Elementwise work or row reductions, whose results must fill their tiles."""
+        super().compute(line, into, of, function, exp)
+        for tile in into:
+            if np.size(tile.data) not in (1, tile.size):
+                raise TileError(f"{line}: tile {tile} is given {describe(tile.data.shape)} values")
 
     def _mine(self, tile: Tile) -> Tile:
         self._homes[id(tile)] = tile, (len(self.kernels), self._block)

@@ -25,8 +25,8 @@ class Case:
         Query heads that share the kv head.
     causal : bool
     scores : str
-        ``normal``, ``rising`` (each key tile brings a higher maximum), ``falling``, ``low`` (all
-        negative) or ``large`` (their exponentials overflow fp32).
+        ``normal``, ``rising`` (each key tile brings a higher maximum), ``falling``, ``low`` (their
+        exponentials are 0 in fp32) or ``large`` (their exponentials overflow fp32).
     """
 
     N: int = 37
@@ -80,7 +80,7 @@ class Case:
             steps = np.arange(M) if self.scores == "rising" else np.arange(M)[::-1]
             Q[..., 0], K[:, 0] = np.sqrt(d), 0.5 * steps
         if self.scores == "low":
-            Q[..., 0], K[:, 0] = np.sqrt(d), -20.0
+            Q[..., 0], K[:, 0] = np.sqrt(d), -200.0
         if self.scores == "large":
             Q *= 12
             K *= 12
@@ -110,6 +110,7 @@ CAUSAL = (
     Case(53, 31, causal=True),
     Case(37, 37, causal=True, scores="rising"),
     Case(37, 37, causal=True, scores="large"),
+    Case(37, 53, causal=True, scores="low"),
 )
 """Square, more keys than queries, and more queries than keys: those rows see nothing."""
 

@@ -29,6 +29,8 @@ class FormulaPuzzle:
         The right number, of the same arguments.
     mistakes : mapping of str to callable
         What a wrong number may mean, and of the arguments the number that means it.
+    nudge : str
+        What a wrong number that nobody knows is told.
     """
 
     name: str
@@ -37,6 +39,7 @@ class FormulaPuzzle:
     cases: tuple[dict[str, int], ...]
     expected: Callable[..., Any]
     mistakes: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    nudge: str = "count again what is moved, and how often"
 
     @property
     def signature(self) -> str:
@@ -53,7 +56,7 @@ class FormulaPuzzle:
         """
         code = code_of(answer)
         found = None
-        for case in self.cases:
+        for number, case in enumerate(self.cases):
             asked = ", ".join(f"{name}={value:,}" for name, value in case.items())
             try:
                 found = answer(**case)
@@ -61,12 +64,23 @@ class FormulaPuzzle:
                 told = f"fails: {type(error).__name__}: {on_one_line(str(error))}"
                 raise Wrong(f"{told} ({asked})", place_of(error, code.co_filename)) from error
             if (right := self.expected(**case)) != found:
-                known = (why for why, wrong in self.mistakes.items() if wrong(**case) == found)
-                why = next(known, "count again what is moved, and how often")
+                why = self._meaning(found, number)
                 lines = [line for *_, line in code.co_lines() if line is not None]
                 place = code.co_filename, max(lines)
                 raise Wrong(f"gives {found!r} for {asked}, where {right!r} is right: {why}", place)
         return f"right on {len(self.cases)} sizes; the last is {found!r}"
+
+    def _meaning(self, found: Any, number: int) -> str:
+        """Why an answer that was right on the cases before gives `found` on this one."""
+        if found is None:
+            return "the function returns nothing"
+        passed = self.cases[:number]
+        for why, wrong in self.mistakes.items():
+            if wrong(**self.cases[number]) == found and all(
+                wrong(**case) == self.expected(**case) for case in passed
+            ):
+                return why
+        return self.nudge
 
 
 def _elements(program: str, N: int, M: int, d: int, B_r: int = 1, B_c: int = 1) -> int:
@@ -109,6 +123,12 @@ once: S = scale Q Kᵀ, P = softmax(S), O = P V, for N queries and M keys of d c
                 2 * N * M + 2 * (N + M) * d
             ),
             "S and P are moved too, four times N x M": lambda N, M, d: 2 * (N + M) * d,
+            "that is what is read; what is written counts too": lambda N, M, d: (
+                2 * N * M + (N + 2 * M) * d
+            ),
+            "these look like bytes; count elements": lambda N, M, d: (
+                2 * _elements("algorithm0", N, M, d)
+            ),
             "this counts queries and keys as if there were equally many": lambda N, M, d: (
                 4 * N * N + 4 * N * d
             ),
@@ -133,6 +153,12 @@ fewer. Count the reads of Q, K and V and the writes of O and LSE.""",
             "a last tile that is not whole is a tile too: round up": lambda N, M, d, B_r, B_c: (
                 2 * N * d + N + N // B_r * 2 * M * d
             ),
+            "tiles come in whole numbers: round up": lambda N, M, d, B_r, B_c: (
+                2 * N * d + N + N / B_r * 2 * M * d
+            ),
+            "the last tile has fewer rows: count valid ones alone": lambda N, M, d, B_r, B_c: (
+                -(-N // B_r) * (2 * B_r + 2 * -(-M // B_c) * B_c) * d + N
+            ),
             "LSE is written too, one number a query": lambda N, M, d, B_r, B_c: (
                 2 * N * d + -(-N // B_r) * 2 * M * d
             ),
@@ -155,8 +181,10 @@ long sequences (N = M, much larger than d): what is the smallest B_r with which 
         expected=lambda d: break_even_tile("flash2", d),
         mistakes={
             "at B_r = d / 2 both move the same; it must be less": lambda d: d // 2,
-            "that is where half as much is moved; ask for less": lambda d: d + 1,
+            "that is where it moves only half as much: a smaller B_r will do": lambda d: d + 1,
+            "a query tile loads K and V, both of them": lambda d: d // 4 + 1,
         },
+        nudge="write down both counts again, and keep what grows with N²",
     ),
     FormulaPuzzle(
         name="tallest_tile",
@@ -181,9 +209,13 @@ Elements are fp16, two bytes; S, P and O are in registers.""",
             "four bytes an element is fp32; these are two": lambda d, sram_bytes: (
                 (sram_bytes // (4 * d) - 32) // 16 * 16
             ),
+            "tiles that fill SRAM to the last byte still fit": lambda d, sram_bytes: (
+                ((sram_bytes - 1) // (2 * d) - 32) // 16 * 16
+            ),
             "Q is not alone: K and V need room": lambda d, sram_bytes: (
                 sram_bytes // (2 * d) // 16 * 16
             ),
         },
+        nudge="add up the bytes of the three tiles again, and round B_r down to a multiple of 16",
     ),
 )

@@ -15,13 +15,23 @@ FACTOR = 2.5
 SHEETS = (Case(8, 32), Case(40, 8), Case(13, 40))
 """Matrices of N rows and M columns, M a multiple of the 8 elements of a sector."""
 
-HEADS = (Case(16, 16, D, TILE, TILE), Case(21, 37, D, TILE, TILE, scores="rising"))
-LARGE = Case(37, 21, D, TILE, TILE, scores="large")
+HEADS = (
+    Case(16, 16, D, TILE, TILE),
+    Case(21, 37, D, TILE, TILE),
+    Case(21, 37, D, TILE, TILE, scores="rising"),
+)
+LOW_AND_LARGE = tuple(Case(37, 21, D, TILE, TILE, scores=scores) for scores in ("low", "large"))
 
 
 def matrix(tensors) -> np.ndarray:
     """A matrix of N x M."""
     return tensors["S"][0]
+
+
+def padded_keys(case: Case, tensors) -> dict[str, np.ndarray]:
+    """O, where the last key tile's rows beyond M have scores and values of 0."""
+    l = tensors["l"][0] + (case.T_c * TILE - case.M) * np.exp(-tensors["m"][0])
+    return {"gO": tensors["O"][0] * (tensors["l"][0] / l)[:, None]}
 
 
 def size(case: Case) -> int:
@@ -141,7 +151,13 @@ hundreds. This is the online softmax, first within a lane and then across the la
         loads=lambda c: {"x": size(c)},
         stores=lambda c: {"y": c.N},
         shared=lambda c: 4 * 64,
-        cases=(Case(3, 64), Case(3, 75, scores="rising"), Case(3, 7), Case(4, 40, scores="large")),
+        cases=(
+            Case(3, 64),
+            Case(3, 75, scores="rising"),
+            Case(3, 7),
+            Case(4, 40, scores="low"),
+            Case(4, 40, scores="large"),
+        ),
         mistakes={
             "it is log(sum) without the maximum: LSE = m + log(l)": lambda c, t: {
                 "y": np.log(t["l"][0])
@@ -173,11 +189,12 @@ cuda.local.array({D}, float32).""",
         stores=lambda c: {"gO": c.N * D, "gLSE": c.N},
         shared=lambda c: 4 * (3 * TILE * (D + 1) + TILE * (TILE + 1)),
         local=lambda c: 4 * (2 * D + 2 * TILE),
-        cases=(*HEADS, LARGE),
+        cases=(*HEADS, *LOW_AND_LARGE),
         mistakes={
             "it is what one gets if O is never divided by the row sum": lambda c, t: {
                 "gO": (t["O"] * t["l"][..., None])[0]
             },
+            "it is what one gets if keys beyond M count as keys of zeros": padded_keys,
         },
     ),
     KernelPuzzle(

@@ -125,6 +125,10 @@ def close(found: np.ndarray, truth: np.ndarray, twin: np.ndarray) -> bool:
     return error <= 4 * allowance
 
 
+SOFTMAX_RESULTS = ("LSE", "P", "O", "gLSE", "gO", "y")
+"""What only a softmax's maximum can spoil once it was right for scores around 0."""
+
+
 def mistake(mistakes: Mistakes, name: str, found: np.ndarray, case: Case) -> str | None:
     """The known mistake that gives this very result."""
     tensors = case.tensors(np.float32)
@@ -133,6 +137,11 @@ def mistake(mistakes: Mistakes, name: str, found: np.ndarray, case: Case) -> str
             wrong = result(case, tensors).get(name)
         if wrong is not None and np.allclose(found, wrong, 1e-4, 1e-4, equal_nan=True):
             return why
+    if case.scores == "low" and name in SOFTMAX_RESULTS:
+        return (
+            "it is right until all scores are far below 0: subtract the row's own maximum, which "
+            "starts at -inf, not at 0"
+        )
     return None
 
 

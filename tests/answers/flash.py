@@ -229,7 +229,10 @@ first.wrong(
     "m not stored", "is right", '                gpu.store("store m_i", m[head, rows], sm)\n', ""
 )
 first.wrong(
-    "starts at 0", "is right", "m[head, gpu.all_rows], -np.inf", "m[head, gpu.all_rows], 0.0"
+    "starts at 0",
+    "starts at -inf, not at 0",
+    "m[head, gpu.all_rows], -np.inf",
+    "m[head, gpu.all_rows], 0.0",
 )
 
 shared = Answers("gqa_forward")
