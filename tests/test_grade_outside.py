@@ -11,11 +11,20 @@ from outside import (
     first_tiles,
     formulas,
     kernels,
+    second_thoughts,
 )
 
 from simulator.grade import PUZZLES, grade
 
-TOPICS = (formulas, first_tiles, attention_tiles, backward_tiles, cheating_tiles, kernels)
+TOPICS = (
+    formulas,
+    first_tiles,
+    attention_tiles,
+    backward_tiles,
+    cheating_tiles,
+    kernels,
+    second_thoughts,
+)
 TABLES = [(puzzle, answers) for topic in TOPICS for puzzle, answers in topic.ANSWERS.items()]
 RIGHT = [(puzzle, answer) for puzzle, answers in TABLES for answer in answers["right"]]
 WRONG = [(puzzle, *wrong) for puzzle, answers in TABLES for wrong in answers["wrong"]]

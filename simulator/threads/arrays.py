@@ -107,6 +107,10 @@ class Array:
     def __len__(self):
         return self.shape[0]
 
+    def __iter__(self):
+        # Without it, Python would iterate by index until one is reported as out of bounds.
+        raise TypeError("a loop over an array's elements is not traced: loop over range(len(...))")
+
     def flat(self) -> np.ndarray:
         """The memory as a flat NumPy array of this dtype, unlogged."""
         usable = len(self.memory.data) // self.itemsize * self.itemsize
