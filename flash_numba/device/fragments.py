@@ -8,6 +8,7 @@ neighbours: element (i, j) of its (2, columns // 4) part is row ``8 * i`` and co
 import math
 from functools import cache
 
+from .fragment_softmax import largest_of_quad, total_of_quad
 from .functions import device_function
 from .numba_cuda import cuda, room, types
 from .online_softmax import ALL_LANES, LN_2, LOWEST, ROUNDED_THRESHOLD
@@ -17,20 +18,6 @@ from .unroll import unroll_full
 
 ROWS = 2
 """Rows of a lane's part."""
-
-
-@room
-def largest(x):
-    """The largest of the four lanes that share a row."""
-    x = larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
-    return larger(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
-
-
-@room
-def total(x):
-    """The sum over the four lanes that share a row."""
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 1)
-    return x + cuda.shfl_xor_sync(ALL_LANES, x, 2)
 
 
 @cache
@@ -72,7 +59,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
     def raise_maxima(rTop, row_max, row_sum, rScale, factor):
         for i in range(ROWS):
             unroll_full()
-            new_max = largest(larger(row_max[i], rTop[i]))
+            new_max = largest_of_quad(larger(row_max[i], rTop[i]))
             fall = row_max[i] - larger(new_max, types.float32(LOWEST))
             rScale[i] = exp2(rounded_product(fall, factor))
             row_max[i] = new_max
@@ -114,7 +101,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
     def finish(row_max, row_sum, acc_o, rLse, factor):
         for i in range(ROWS):
             unroll_full()
-            z = total(row_sum[i])
+            z = total_of_quad(row_sum[i])
             divisor = z if z != 0 else types.float32(1)
             inverse = types.float32(1) / divisor
             for c in range(out_columns):
