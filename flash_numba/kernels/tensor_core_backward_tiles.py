@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from ..device.fragment_products import pitch_of
 from .spec import Spec
-from .tensor_core_tiles import first_that_fits, padded_depths
+from .tensor_core_tiles import TensorTiles, first_that_fits, padded_depths
 
 
 class QueryGradientTiles(NamedTuple):
@@ -18,25 +17,9 @@ class QueryGradientTiles(NamedTuple):
     blocks_per_sm: int = 2
     ampere: bool = True
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
-
-    @property
-    def tile_m(self) -> int:
-        """Query rows of a tile."""
-        return 16 * self.row_blocks * self.warps
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one row of Q or K to the next in shared memory."""
-        return pitch_of(self.depth)
-
-    @property
-    def pitch_v(self) -> int:
-        """Elements from one row of dO or V to the next in shared memory."""
-        return pitch_of(self.depth_v)
+    threads, tile_m = TensorTiles.threads, TensorTiles.tile_m
+    pitch, pitch_v = TensorTiles.pitch, TensorTiles.pitch_v
+    shared_bytes = TensorTiles.shared_bytes
 
     @property
     def layout(self) -> tuple[int, int, int, int, int]:
@@ -47,12 +30,6 @@ class QueryGradientTiles(NamedTuple):
         k_at = self.tile_m * (self.pitch + self.pitch_v)
         stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
         return self.tile_m * self.pitch, k_at, k_at + 2 * stage_k, stage_k, stage_v
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        _, _, v_at, _, stage_v = self.layout
-        return 2 * (v_at + 2 * stage_v)
 
 
 class KeyGradientTiles(NamedTuple):
@@ -79,25 +56,12 @@ class KeyGradientTiles(NamedTuple):
     ampere: bool = True
     apart: bool = False
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
+    threads, pitch, pitch_v = TensorTiles.threads, TensorTiles.pitch, TensorTiles.pitch_v
 
     @property
     def tile_n(self) -> int:
         """Keys of a tile."""
         return 16 * self.row_blocks * self.warps
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one row of Q or K to the next in shared memory."""
-        return pitch_of(self.depth)
-
-    @property
-    def pitch_v(self) -> int:
-        """Elements from one row of dO or V to the next in shared memory."""
-        return pitch_of(self.depth_v)
 
     @property
     def layout(self) -> tuple[int, int, int, int, int, int, int]:
