@@ -7,8 +7,6 @@ from ..problem import Problem
 from .spec import padded
 
 ALIGNMENT = 1024
-BARRIER_BYTES = 1024
-"""Static shared memory (the barriers), rounded up to where the dynamic part can start."""
 REGISTERS = {2: (24, 240), 3: (32, 160)}
 """Registers of a producer's and of a consumer's thread, by consumer warpgroups.
 
