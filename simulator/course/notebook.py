@@ -5,19 +5,12 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from ..restart import restart_advice
-
 
 def begin() -> None:
-    """Set the style of pictures, and say if the kernel must be restarted first.
-
-    A hosted notebook may have imported a NumPy that an installation has since replaced.
-    """
+    """Set the style of pictures."""
     from .style import use
 
     use()
-    if advice := restart_advice():
-        print(advice)
 
 
 def show(figure: Any, text: str) -> None:

@@ -8,11 +8,15 @@
 # - **You need** notebook 5. No GPU: the tracer runs the kernel's own source.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import numpy as np
 from numba import cuda, float32
@@ -141,8 +145,6 @@ q, k, v = random_input(problem)
 # = 64, d = 8, tiles of 16.
 
 # %%
-import sys
-
 sys.path.insert(0, "solutions")
 from flash_kernel import flash_kernel
 
@@ -209,4 +211,4 @@ grade("row_sum_kernel", row_sum_kernel)
 # - Harris: *Optimizing Parallel Reduction in CUDA*; *An Efficient Matrix Transpose in CUDA C/C++*.
 # - srush: *GPU Puzzles*, which taught many their first Numba kernel.
 # - `simulator/threads/__init__.py`: what the tracer counts, and how to emulate an instruction.
-# - Next: [9 · Mask and share](09_mask_and_share.ipynb)
+# - Next: [9 · Climb the ladder](09_climb_the_ladder.ipynb)

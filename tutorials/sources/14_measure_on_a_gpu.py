@@ -9,11 +9,15 @@
 #   come from and their date.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import json
 from itertools import pairwise
@@ -138,7 +142,6 @@ from flash_numba.ladder import Gpu, find_gpu
 gpu = find_gpu()
 if isinstance(gpu, Gpu):
     import subprocess
-    import sys
 
     command = [sys.executable, "-m", "simulator.cli", "bench", "--quick"]
     print(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
@@ -158,4 +161,4 @@ else:
 #
 # - Hoefler, Belli: *Scientific Benchmarking of Parallel Computing Systems*, 2015.
 # - `benchmarks/`: every program whose results stand here, and `simulator/bench/measure.py`.
-# - Next: [15 · Check the folklore](15_check_folklore.ipynb)
+# - Next: [15 · Train a small GPT](15_train_small_gpt.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 10 · Keep precision
+# # 13 · Keep precision
 #
 # - **You will** break a softmax in four ways, compare bits, and derive how wrong a kernel may be.
 # - **You will learn** what "exact" means in floating point, and how to test without magic
@@ -7,11 +7,15 @@
 # - **You need** notebook 4.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import numpy as np
 
@@ -164,4 +168,4 @@ print("hint 3:", hint("row_lse_kernel", 3))
 # - Higham: *Accuracy and Stability of Numerical Algorithms*, chapters 3 and 4.
 # - Golden et al.: *Is Flash Attention Stable?*, 2024.
 # - `flash_numba/budget.py`, `flash_numba/reference.py`: the budget and its twin.
-# - Next: [11 · Train a small GPT](11_train_small_gpt.ipynb)
+# - Next: [14 · Measure on a GPU](14_measure_on_a_gpu.ipynb)

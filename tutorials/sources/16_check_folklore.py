@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 15 · Check the folklore
+# # 16 · Check the folklore
 #
 # - **You will** go through what popular texts say about FlashAttention, 95 claims and ten
 #   misconceptions, and see each counted or measured.
@@ -7,11 +7,15 @@
 # - **You need** whatever you read so far; a claim names the idea it needs.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 from collections import Counter
 
@@ -129,4 +133,3 @@ for verdict, names in sorted(by_verdict.items(), key=lambda one: -len(one[1])):
 #   come out.
 # - Bailey: *Twelve Ways to Fool the Masses When Giving Performance Results on Parallel Computers*,
 #   1991.
-# - Next: [16 · Read the Hopper kernel](16_read_hopper_kernel.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 12 · Climb the ladder
+# # 9 · Climb the ladder
 #
 # - **You will** follow a kernel from its first, slow version upwards, an idea a file, and count
 #   what each idea saves before anything is timed.
@@ -8,11 +8,15 @@
 # - **You need** notebook 8. No GPU.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import inspect
 
@@ -190,4 +194,4 @@ grade("transpose_kernel", transpose_kernel)
 # - Boehm: *How to Optimize a CUDA Matmul Kernel for cuBLAS-like Performance*, 2022: the same ladder
 #   for a matrix product.
 # - Volkov: *Better Performance at Lower Occupancy*, 2010: why registers beat more threads.
-# - Next: [13 · Use tensor cores](13_use_tensor_cores.ipynb)
+# - Next: [10 · Use tensor cores](10_use_tensor_cores.ipynb)

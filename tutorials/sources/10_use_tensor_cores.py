@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13 · Use tensor cores
+# # 10 · Use tensor cores
 #
 # - **You will** multiply small matrices with one instruction of a warp, see which lane holds what,
 #   and count what a bad layout costs.
@@ -7,11 +7,15 @@
 # - **You need** notebook 8. No GPU: the instructions are emulated lane by lane.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import numpy as np
 from numba import cuda, float32, uint16
@@ -186,4 +190,4 @@ for module in (fragment_products, fragment_softmax, swizzled_copies):
 # - NVIDIA: *PTX ISA*, sections on `mma.sync` and `ldmatrix`.
 # - Dao 2023, section 3.3: how FlashAttention-2 divides a block's work among warps.
 # - `flash_numba/device/ptx_matrix.py`: the instructions and their emulation.
-# - Next: [14 · Measure on a GPU](14_measure_on_a_gpu.ipynb)
+# - Next: [11 · Read the Hopper kernel](11_read_hopper_kernel.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 9 · Mask, share and divide
+# # 12 · Mask, share and divide
 #
 # - **You will** write a mask in one line, count what skipping saves, share keys among heads, pack
 #   sequences of many lengths, and see how attention is divided over GPUs.
@@ -7,11 +7,15 @@
 # - **You need** notebook 5.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import numpy as np
 
@@ -180,4 +184,4 @@ grade("gqa_forward", flash2.forward)  # the ordinary program: what does it cost?
 #   Representations*, 2018.
 # - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers*, 2023.
 # - `flash_numba/masks.py` and `flash_numba/tiling.py`.
-# - Next: [10 · Keep precision](10_keep_precision.ipynb)
+# - Next: [13 · Keep precision](13_keep_precision.ipynb)

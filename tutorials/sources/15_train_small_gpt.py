@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11 · Train a small GPT with it
+# # 15 · Train a small GPT with it
 #
 # - **You will** put `flash_attention` into a PyTorch model, train it on Shakespeare, and train the
 #   same model with PyTorch's own attention beside it.
@@ -9,11 +9,15 @@
 #   simulator answers, which is right but slow, so the model is tiny.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials,torch]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials", "torch"):
+    # %pip install --quiet "..[tutorials,torch]"
     pass
+stop_if_stale()
 
 import warnings
 from pathlib import Path
@@ -186,4 +190,4 @@ for name, mine, theirs in zip("qkv", *gradients, strict=True):
 # - Karpathy: *nanoGPT*; Radford et al.: *Language Models are Unsupervised Multitask Learners*,
 #   2019.
 # - `flash_numba/interop/pytorch.py`: the two ops and what autograd is told.
-# - Next: [12 · Climb the ladder](12_climb_the_ladder.ipynb)
+# - Next: [16 · Check the folklore](16_check_folklore.ipynb)

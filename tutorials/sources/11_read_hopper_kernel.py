@@ -1,18 +1,22 @@
 # %% [markdown]
-# # 16 · Read the Hopper kernel
+# # 11 · Read the Hopper kernel
 #
 # - **You will** start copies that no thread waits for, announce too many bytes to a barrier, and
 #   count a whole kernel whose warps do different things at the same time.
 # - **You will learn** why the fastest kernels have a producer and consumers, and how one reads code
 #   whose lines do not run in their order.
-# - **You need** notebooks 8 and 13. No GPU: Hopper's instructions are emulated.
+# - **You need** notebooks 8 and 10. No GPU: Hopper's instructions are emulated.
 
 # %%
-try:
-    import simulator  # noqa: F401
-except ModuleNotFoundError:
-    # %pip install --quiet "flash-numba[tutorials]"
+import sys
+
+sys.path.insert(0, "..")  # the packages of this repository
+from simulator.restart import missing, stop_if_stale
+
+if missing("tutorials"):
+    # %pip install --quiet "..[tutorials]"
     pass
+stop_if_stale()
 
 import inspect
 
@@ -28,7 +32,7 @@ begin()
 # %% [markdown]
 # ## What there is to gain
 #
-# A multiprocessor has tensor cores for products, and other units for exponentials. In notebook 13 a
+# A multiprocessor has tensor cores for products, and other units for exponentials. In notebook 10 a
 # warp waited for its product before it began its softmax, and the other way round.
 #
 # **Predict.** For 64 queries and 128 keys: how many clock cycles do the two products take, how many
@@ -165,7 +169,7 @@ unswizzled = out[0].reshape(-1)[tile.place(r, c)]
 print("read through SwizzledTile.place, it is the matrix:", np.array_equal(unswizzled, X[0]))
 
 # %% [markdown]
-# The engine swizzles as it copies: notebook 13's trick, for nothing.
+# The engine swizzles as it copies: notebook 10's trick, for nothing.
 #
 # **Change it.** Announce 16 bytes too many; then let the producer not wait until the consumer is
 # done. On a GPU the first hangs. The second is wrong if the consumer is slow, and hangs if it is so
@@ -223,7 +227,7 @@ print(f"O: {stored:6,} elements written by the copy engine, closed form {form.wr
 # FlashAttention-2, to the element. All that is new is when things happen.
 #
 # **Predict.** Which share of the bytes of shared memory still goes through the threads' own loads
-# and stores? P never does (notebook 13); the operands of **wgmma**, a product of a warpgroup, are
+# and stores? P never does (notebook 10); the operands of **wgmma**, a product of a warpgroup, are
 # read from shared memory by the tensor cores themselves.
 
 # %%
@@ -263,7 +267,7 @@ print(source[source.index("        # Mainloop") : source.index("        # Epilog
 # ## Measured
 #
 # **Predict.** The first picture says what no order of products and exponentials beats. How near do
-# the rungs `tensor_core` (notebook 13) and `hopper` come, and at which d is it harder?
+# the rungs `tensor_core` (notebook 10) and `hopper` come, and at which d is it harder?
 
 # %%
 import json
@@ -305,3 +309,4 @@ for row in results["rows"]:
 #   2024.
 # - NVIDIA: *PTX ISA*, sections on `mbarrier`, `cp.async.bulk.tensor` and `wgmma`.
 # - `flash_numba/device/hopper/wgmma.py`: the product of a warpgroup, and beside it its emulation.
+# - Next: [12 · Mask and share](12_mask_and_share.ipynb)

@@ -1,0 +1,97 @@
+"""What the course promises to teach and to draw is there."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator.claims import CLAIMS
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "tutorials"
+README = (TUTORIALS / "README.md").read_text(encoding="utf-8")
+NOTEBOOKS = {int(path.stem[:2]): path for path in sorted(TUTORIALS.glob("*.ipynb"))}
+
+TOPICS = (
+    *("attention basics", "challenges", "bottlenecks", "principles", "tiling", "recomputation"),
+    *("implementation", "benchmarks", "training language models", "integration"),
+    *("hyperparameters", "variable lengths", "distributed", "constraints", "research", "hardware"),
+)
+"""Whatever else changes, these have a place in the course."""
+
+ORDER = (
+    *("start", "compute", "count", "softmax", "tile", "backward", "choose", "cuda", "ladder"),
+    *("tensor_cores", "hopper", "mask", "precision", "measure", "gpt", "folklore"),
+)
+"""What the notebooks are about, in the order in which one can follow them."""
+
+
+def rows(title: str) -> list[list[str]]:
+    """Cells of the table below a title of the course's README."""
+    part = README.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def code(number: int) -> str:
+    cells = json.loads(NOTEBOOKS[number].read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_order():
+    assert len(NOTEBOOKS) == len(ORDER)
+    for path, word in zip(NOTEBOOKS.values(), ORDER, strict=True):
+        assert word in path.stem
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_has_its_place(topic):
+    (place,) = [place for name, place in rows("Where a topic is taught") if name.startswith(topic)]
+    taught = re.sub(r"\([^)]*\)", "", place)
+    numbers = [int(number) for number in re.findall(r"\d+", taught)]
+    assert numbers
+    assert set(numbers) <= NOTEBOOKS.keys()
+    for claim in re.findall(r"\bC\d\d\b", place):
+        assert claim in CLAIMS
+
+
+def test_no_notebook_is_left_out():
+    places = " ".join(re.sub(r"\([^)]*\)", "", row[1]) for row in rows("Where a topic is taught"))
+    spans = re.findall(r"(\d+) to (\d+)", places)
+    named = {n for a, b in spans for n in range(int(a), int(b) + 1)}
+    assert named | {int(number) for number in re.findall(r"\d+", places)} == NOTEBOOKS.keys()
+
+
+@pytest.mark.parametrize("number", range(1, 14))
+def test_a_diagram_is_drawn_where_the_table_says(number):
+    ((_, _, places, by),) = [row for row in rows("Pictures") if row[0] == f"D{number}"]
+    function = by.strip("`")
+    course = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "simulator" / "course").glob("*.py")
+    )
+    assert re.search(rf'def {function}\([^"]*?"""D{number}: ', course)
+    for place in places.split(", "):
+        notebook = json.loads(NOTEBOOKS[int(place)].read_text(encoding="utf-8"))
+        drawn = [cell for cell in notebook["cells"] if f"*{function}(" in "".join(cell["source"])]
+        assert any(
+            "image/png" in output.get("data", {}) for cell in drawn for output in cell["outputs"]
+        )
+
+
+def test_notebooks_copy_no_kernel():
+    """What a notebook defines is its own: no function of the packages is written there anew."""
+    packages = [path for name in ("flash_numba", "simulator") for path in (ROOT / name).rglob("*")]
+    lines = {
+        line.strip()
+        for path in packages
+        if path.suffix == ".py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if len(line.strip()) > 40 and not line.strip().startswith(("from ", "import "))
+    }
+    for number in NOTEBOOKS:
+        run = longest = 0
+        for line in code(number).splitlines():
+            run = run + 1 if line.strip() in lines else 0
+            longest = max(longest, run)
+        assert longest < 4, f"notebook {number} repeats {longest} lines of the packages"
