@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -126,7 +127,8 @@ def plan_backward(
             # The caller's shape, seen by the rung in the shape of its own view of the tensor.
             output = Output(f"d{name}", shapes[name], "fp32")
             shape = aux_shape(problem, problem.score_mods[at[name]])
-            d_aux[at[name]] = contiguous(unknown(output.name), shape, "fp32")
+            if math.prod(output.shape):  # strides of an empty tensor do not say what is broadcast
+                d_aux[at[name]] = contiguous(unknown(output.name), shape, "fp32")
         else:
             output = Output(f"d{name}", problem.shapes[f"d{name}"], problem.dtype)
             written[name] = output.view()

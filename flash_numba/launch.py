@@ -168,8 +168,10 @@ def launch(
     signature = tuple(argument_types(argument) for argument in arguments)
     device = cuda.get_current_device().id
     function, key = _function(dispatcher, signature, shared_bytes, device)
-    shape = Shape(blocks, threads, shared_bytes, cluster)
-    _take(KernelStep(function, key, shape, pack(arguments)), stream)
+    shape, packed = Shape(blocks, threads, shared_bytes, cluster), pack(arguments)
+    if not isinstance(stream, Plan):
+        packed = packed._replace(patches=())  # all is known: the seed's words are this call's
+    _take(KernelStep(function, key, shape, packed), stream)
     return function
 
 

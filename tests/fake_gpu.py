@@ -33,7 +33,8 @@ class CudaArray:
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            "data": (self.array.ctypes.data, False),
+            # Where nothing is to be stored is nowhere, as with Numba.
+            "data": (self.array.ctypes.data if self.array.size else 0, False),
             "strides": self.array.strides,
             "stream": self.stream,
             "version": 3,

@@ -63,3 +63,19 @@ def test_gradients_of_a_bias_and_of_a_users_own_score_mod(rung, traced_gpu):
     problem = replace(plain, score_mods=(masks.softcap(3.0), change, mod))
     hold(problem, (q, k, v, do), (found.dbias, found.dscore_mod), slope=20.0)
     assert traced_gpu.count("aux_gradient") == 2
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 5, 0), (2, 0, 5), (0, 5, 5)], ids=["keys", "queries", "batch"]
+)
+@each_rung
+def test_nothing_is_written_beyond_an_empty_gradient(rung, sizes, traced_gpu):
+    """Strides of an empty tensor are 0, and do not make it one number for all."""
+    batch, n, m = sizes
+    shapes = {"q": (batch, n, 2, 16), "k": (batch, m, 2, 16), "v": (batch, m, 2, 16)}
+    q, k, v = (np.ones(shape, np.float32) for shape in shapes.values())
+    for shape in ((m,), (2, 1, 1), (batch, 2, n, m), (1, 1, n, 1)):
+        options = {"bias": np.ones(shape, np.float32), "kernel": rung}
+        o, lse = flash_attention(q, k, v, return_lse=True, **options)
+        found = flash_attention_backward(o, q, k, v, o, lse, needs="bias", **options)
+        assert np.array_equal(found.dbias, np.zeros(shape))

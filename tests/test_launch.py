@@ -2,19 +2,20 @@
 
 import ctypes
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda")
 
-from flash_numba import launch
+from flash_numba import driver, launch
 from flash_numba.arrays import DeviceArray
 from flash_numba.device.numba_cuda import types
 from flash_numba.device.unroll import annotate_loops
 from flash_numba.kernels.arguments import tile_kinds
 from flash_numba.masks import Mask
-from flash_numba.packing import pack
+from flash_numba.packing import SeedWord, pack
 from flash_numba.problem import Problem
 from flash_numba.tiling import FULL, PARTIAL, SKIPPED, BlockMask, make_key_tiles, make_query_span
 
@@ -80,6 +81,22 @@ def test_launch_of_no_block_does_nothing():
 def test_too_many_blocks_are_refused():
     with pytest.raises(ValueError, match=r"fewer than 2\*\*31 blocks, got 2147483648"):
         launch.launch(None, 1 << 31, 128, 0, ())
+
+
+def test_a_launch_outside_a_plan_has_all_its_words(monkeypatch):
+    """The seed's, which a plan is handed at each run, are those of the arguments."""
+    launched = []
+    monkeypatch.setattr(launch, "_function", lambda *a: (SimpleNamespace(handle=None), None))
+    monkeypatch.setattr(launch.cuda, "get_current_device", lambda: SimpleNamespace(id=0))
+
+    def cuLaunchKernelEx(configuration, handle, parameters, extra):
+        launched.append([ctypes.c_uint64.from_address(at).value for at in parameters])
+        return 0
+
+    found = SimpleNamespace(cuLaunchKernelEx=cuLaunchKernelEx)
+    monkeypatch.setattr(driver, "driver", lambda: found)
+    launch.launch(None, 1, 32, 0, (7, *SeedWord.pair(2**33 + 5)))
+    assert launched == [[7, 5, 2]]
 
 
 def stripes(batch, head, q_idx, k_idx, aux):

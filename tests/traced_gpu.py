@@ -56,6 +56,7 @@ def install_traced(monkeypatch, shared_kb: int = 32) -> list[str]:
 
     def fill_zero(pointer, size, plan):
         def filled(view, stream):
+            assert view.pointer, "bytes that belong to no array"
             ctypes.memset(view.pointer, 0, size)
 
         plan.steps.append(Step(filled, contiguous(pointer, (size,), "int8")))
