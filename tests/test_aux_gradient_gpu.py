@@ -14,7 +14,9 @@ from flash_numba.ladder import RUNGS
 from flash_numba.problem import DTYPES, Problem
 
 pytestmark = pytest.mark.gpu
-each_rung = pytest.mark.parametrize("kernel", [rung.name for rung in RUNGS if rung.modules])
+OWN_TYPE = {rung.name: rung.dtypes[0] for rung in RUNGS if rung.modules}
+"""The first element type that a rung takes."""
+each_rung = pytest.mark.parametrize("kernel", OWN_TYPE)
 SHAPES = [axes for count in range(5) for axes in combinations(range(4), count)]
 
 
@@ -31,7 +33,8 @@ def gradients(problem, given, kernel, needs, dlse=None, **options):
 @each_rung
 def test_a_bias_of_every_broadcast_shape(axes, kernel):
     rng = np.random.default_rng(len(axes))
-    plain = Problem(113, 140, 40, batch=2, num_heads=4, num_kv_heads=2, causal=True)
+    sizes = {"batch": 2, "num_heads": 4, "num_kv_heads": 2}
+    plain = Problem(113, 140, 40, **sizes, causal=True, dtype=OWN_TYPE[kernel])
     given = inputs(rng, plain)
     bias, change = broadcast_bias(rng, plain, axes)
     found = gradients(plain, given, kernel, ("q", "bias"), bias=bias)
@@ -57,7 +60,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_all_at_once_repeats_bit_for_bit(name, kernel):
     """Softcap, bias, a user's own change, and a gradient of lse."""
     rng = np.random.default_rng(7)
-    options: dict[str, Any] = {"head_dim": 64} | OPTIONS[name]
+    options: dict[str, Any] = {"head_dim": 64, "dtype": OWN_TYPE[kernel]} | OPTIONS[name]
     if options.pop("listed", False):
         mask = masks.Mask("stripes", stripes, (32,))
         options["block_mask"] = tiling.BlockMask.from_mask(mask, Problem(150, 203, 64), 32, 64)
@@ -80,7 +83,7 @@ def test_all_at_once_repeats_bit_for_bit(name, kernel):
 def test_many_keys_repeat_bit_for_bit_30_times(kernel):
     """The gradient of 40 weights, in two walks that all blocks share."""
     rng = np.random.default_rng(8)
-    plain = Problem(700, 900, 64, num_heads=3, causal=True)
+    plain = Problem(700, 900, 64, num_heads=3, causal=True, dtype=OWN_TYPE[kernel])
     given = inputs(rng, plain)
     weights, theta = rng.standard_normal((2, 40)).astype(np.float32)
     mod = masks.relative_positions(weights / 8, theta)
@@ -95,7 +98,7 @@ def test_many_keys_repeat_bit_for_bit_30_times(kernel):
 @each_rung
 def test_empty_problems_have_zeros(kind, kernel):
     batch, n, m = {"no-keys": (2, 5, 0), "no-queries": (2, 0, 5), "no-batch": (0, 5, 5)}[kind]
-    plain = Problem(n, m, 16, batch=batch, num_heads=2)
+    plain = Problem(n, m, 16, batch=batch, num_heads=2, dtype=OWN_TYPE[kernel])
     given = inputs(np.random.default_rng(0), plain)
     for shape in ((m,), (2, 1, 1), (batch, 2, n, m), (1, 1, n, 1)):
         bias = np.ones(shape, np.float32)
@@ -133,7 +136,7 @@ def test_a_bias_of_16_bits(dtype, kernel):
 def test_torch_autograd_reaches_bias_and_weights(kernel):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     rng = np.random.default_rng(10)
-    plain = Problem(97, 130, 64, batch=2, num_heads=2, causal=True)
+    plain = Problem(97, 130, 64, batch=2, num_heads=2, causal=True, dtype=OWN_TYPE[kernel])
     given = inputs(rng, plain)
     q, k, v, do = (torch.from_numpy(x).cuda() for x in given.values())
     leaf = torch.from_numpy(rng.standard_normal((97, 1)).astype(np.float32)).cuda().requires_grad_()
