@@ -68,28 +68,27 @@ def inputs(dtype, gradient: bool, transposed: bool) -> Any:
 def part_calls(before: set) -> dict:
     """The parts of the calls that were planned since: making outputs, and launching."""
     (call,) = (call for key, call in torch_eager._calls.items() if key not in before)
-    (backward,) = (call._backward or {}).values() or (None,)
-    parts = {}
-    for direction, planned in (("forward", call._forward), ("backward", backward)):
-        if planned is not None:
-            parts |= _parts(direction, planned)
-    return parts
+    (backward,) = (call._backward or {}).values()
+    return (
+        _parts("forward", call._forward_to_o)
+        | _parts("forward with grad", call._forward)
+        | _parts("backward", backward)
+    )
 
 
-def _parts(direction: str, planned: torch_eager._Pass) -> dict:
+def _parts(name: str, planned: torch_eager._Pass) -> dict:
     def allocate():
-        return [torch.empty_like(x) for x in (*planned.outputs, *planned.memory)]
+        return [make() for make in planned.make]
 
-    kind = planned.outputs[0].dtype
-    read = [torch.zeros(SHAPE, dtype=kind, device="cuda") for _ in planned.planned.inputs]
     kept = allocate()
-    addresses = [x.data_ptr() for x in (*read, *kept)] + [0, 0]
+    read = [torch.zeros(SHAPE, dtype=kept[0].dtype, device="cuda") for _ in planned.planned.inputs]
+    addresses = [*(x.data_ptr() for x in (*read, *kept)), *planned.more, 0, 0]
     stream = torch.cuda.current_stream().cuda_stream
 
     def launch(held=(read, kept)):
         planned.run(addresses, stream)
 
-    return {f"{direction} allocation": allocate, f"{direction} launch": launch}
+    return {f"{name} allocation": allocate, f"{name} launch": launch}
 
 
 def call_rows(dtype) -> list[dict]:
@@ -118,8 +117,7 @@ def call_rows(dtype) -> list[dict]:
     times = host_us(calls | part_calls(before))
     rows = []
     for name in ("forward", "forward with grad", "backward"):
-        direction = name.split()[0]
-        allocation, launch = (times[f"{direction} {part}"] for part in ("allocation", "launch"))
+        allocation, launch = (times[f"{name} {part}"] for part in ("allocation", "launch"))
         rows.append(
             {
                 "what": "call",

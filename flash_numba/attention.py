@@ -153,13 +153,12 @@ def flash_attention(
     }
     return_lse = flag("return_lse", return_lse)
     if is_torch(q):
-        from .interop import torch_eager
+        import flash_numba.interop.torch_eager as torch_eager
 
-        o, lse = torch_eager.attention(q, k, v, kernel, deterministic, options)
-    else:
-        if seed is None and finite("dropout_p", dropout_p):
-            options["seed"] = draw_seed()
-        o, lse = forward(pose(q, k, v, **options), kernel, deterministic)
+        return torch_eager.attention(q, k, v, kernel, deterministic, return_lse, options)
+    if seed is None and finite("dropout_p", dropout_p):
+        options["seed"] = draw_seed()
+    o, lse = forward(pose(q, k, v, **options), kernel, deterministic)
     return (o, lse) if return_lse else o
 
 

@@ -114,7 +114,7 @@ class Shape(NamedTuple):
 
 
 class Launch:
-    """A launch all but ready: the stream is missing, and what changes in `words`.
+    """A launch all but ready: the stream is missing, and parameters that change.
 
     Parameters
     ----------
@@ -127,17 +127,17 @@ class Launch:
 
     Attributes
     ----------
-    words : array of ctypes.c_uint64
-        `data` on a 64-byte boundary, to be changed in place.
+    parameters : array of ctypes.c_void_p
+        Where each lies: in a copy of `data` on a 64-byte boundary, until a word that changes from
+        launch to launch is put in its place.
     """
 
     def __init__(self, function: Function, shape: Shape, data: bytes, starts: Sequence[int]):
-        room = (ctypes.c_char * (len(data) + _ALIGNMENT))()
-        first = -ctypes.addressof(room) % _ALIGNMENT
-        self.words = (ctypes.c_uint64 * (len(data) // 8)).from_buffer(room, first)
-        ctypes.memmove(self.words, data, len(data))
-        at = ctypes.addressof(self.words)
-        self._parameters = (ctypes.c_void_p * len(starts))(*(at + start for start in starts))
+        self._room = (ctypes.c_char * (len(data) + _ALIGNMENT))()
+        at = ctypes.addressof(self._room)
+        at += -at % _ALIGNMENT
+        ctypes.memmove(at, data, len(data))
+        self.parameters = (ctypes.c_void_p * len(starts))(*(at + start for start in starts))
         self._handle = function.handle
         self._configuration = _Configuration((shape.blocks, 1, 1), (shape.threads, 1, 1))
         self._configuration.shared_bytes = shape.shared_bytes
@@ -151,7 +151,7 @@ class Launch:
     def __call__(self, stream: int) -> None:
         """Launch on a stream; does not wait for the GPU."""
         self._configuration.stream = stream
-        status = self._launch(self._reference, self._handle, self._parameters, None)
+        status = self._launch(self._reference, self._handle, self.parameters, None)
         if status:
             check(status, "cuLaunchKernelEx")
 

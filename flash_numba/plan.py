@@ -76,20 +76,25 @@ class KernelStep(NamedTuple):
     def ready(self, names: Sequence[str]):
         """A function of (addresses, stream) that launches; `names` says whose the addresses are."""
         launch = Launch(self.function, self.shape, self.packed.data, self.packed.starts)
-        words = launch.words
-        patches = [(p.is_map, (p.word, names.index(p.name), p.offset)) for p in self.packed.patches]
-        maps = tuple(write for is_map, write in patches if is_map)
-        starts = tuple(write[:2] for is_map, write in patches if not is_map and not write[2])
-        writes = tuple(write for is_map, write in patches if not is_map and write[2])
-        at = ctypes.addressof(words)
+        given = (ctypes.c_uint64 * len(names))()
+        sums, maps = [], []
+        for patch in self.packed.patches:
+            parameter, which = self.packed.starts.index(8 * patch.word), names.index(patch.name)
+            if patch.is_map:
+                maps.append((launch.parameters[parameter], which, patch.offset))
+            elif patch.offset:
+                word = ctypes.c_uint64()
+                launch.parameters[parameter] = ctypes.addressof(word)
+                sums.append((word, which, patch.offset))
+            else:
+                launch.parameters[parameter] = ctypes.addressof(given) + 8 * which
 
         def run(addresses, stream):
-            for word, which in starts:
-                words[word] = addresses[which]
-            for word, which, offset in writes:
-                words[word] = addresses[which] + offset
-            for word, which, offset in maps:
-                driver.move_tensor_map(at + 8 * word, addresses[which] + offset)
+            given[:] = addresses
+            for word, which, offset in sums:
+                word.value = addresses[which] + offset
+            for tensor_map, which, offset in maps:
+                driver.move_tensor_map(tensor_map, addresses[which] + offset)
             launch(stream)
 
         return run

@@ -1,5 +1,7 @@
 """torch tensors on the host that pass for tensors on a GPU; see `fake_gpu`."""
 
+from contextlib import nullcontext
+
 import fake_gpu
 import pytest
 import torch
@@ -14,9 +16,12 @@ def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functio
     kind = type(arrays.kind_of("q", torch.empty(0)))
     monkeypatch.setattr(kind, "device", lambda self, array: "cuda:0")
     monkeypatch.setattr(kind, "stream", lambda self, like: 7)
+    monkeypatch.setattr(kind, "current", lambda self, like: nullcontext())
     monkeypatch.setattr(torch_eager, "_DEVICE", "cpu")
-    monkeypatch.setattr(torch_eager, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch_eager, "_current_device", lambda: -1)
+    empty = torch._C._dynamo.guards._empty_strided_cpu
+    monkeypatch.setattr(torch_eager, "_empty_strided", empty)
     monkeypatch.setattr(torch_eager, "_stream", lambda device: 7)
     monkeypatch.setattr(torch_eager, "_model", lambda device: ("Fake GPU",))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -8,20 +8,23 @@ watches or transforms calls (torch.compile, other dispatch modes, functorch) get
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, empty_like
+from torch import Tensor
+from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
 from .. import attention as api
 from .. import checks, gpu_call, plan_store
 from ..arguments import check_functions, host_lengths, pose
 from ..ladder import check_wishes, choose
+from ..plan import SEED
 from ..problem import DTYPES
 from ..scores import check_differentiable
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
@@ -31,37 +34,49 @@ _DEVICE = "cuda"
 LIMIT = 1024
 """Kinds of calls that are kept, the latest made."""
 
+UNREAD = 1 << 16
+"""Elements of the memory on each device where an output goes that nobody reads."""
+
 _TENSORS = (Tensor, torch.nn.Parameter)
 _NUMBERS = (int, np.float32, np.float64)
 _OPTIONAL = ("mask", "bias", "alibi_slopes")
+_UNLIMITED = (None, None)
+_NO_SEED = (0, 0)
 _calls: dict[tuple, _Call] = {}
 _captured: list[_Call] = []
 """Calls that CUDA graphs hold: a replay reads what was uploaded for them."""
 
+# Of a torch without CUDA, which lacks these, no call comes as far.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_empty_strided: Any = getattr(guards, "_empty_strided_cuda", None)
+"""How what `torch.compile` makes of a model gets tensors: in half the time of `torch.empty`."""
+_address = Tensor.data_ptr
 
-def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Tensor]:
-    """O and lse of `flash_attention` on torch tensors, with their gradients.
+
+def attention(q, k, v, kernel, deterministic, return_lse: bool, options: dict) -> Any:
+    """O of `flash_attention` on torch tensors, or O and lse, with their gradients.
 
     Parameters
     ----------
-    q, k, v, kernel, deterministic
+    q, k, v, kernel, deterministic, return_lse
         As for `attention.flash_attention`.
     options : dict
-        Its other arguments by name, but `return_lse`.
+        Its other arguments by name.
     """
-    optional = [(n, options[n]) for n in _OPTIONAL if options[n] is not None]
-    if torch.compiler.is_compiling() or not _are_plain(q, k, v, optional):
+    optional: Any = ()
+    if not (options["mask"] is options["bias"] is options["alibi_slopes"] is None):
+        optional = [(n, options[n]) for n in _OPTIONAL if options[n] is not None]
+    if torch.compiler.is_compiling() or _is_watched() or not _are_plain(q, k, v, optional):
         from . import pytorch
 
-        return pytorch.attention(q, k, v, kernel, deterministic, options)
+        o, lse = pytorch.attention(q, k, v, kernel, deterministic, options)
+        return (o, lse) if return_lse else o
     if torch.is_autocast_enabled(_DEVICE):
         q, k, v = autocast(q, k, v)
     if optional and options["bias"] is not None and options["bias"].dtype is q.dtype:
         options["bias"] = options["bias"].float()  # as kernels read it
         optional = [(n, options[n]) for n, _ in optional]
-    seed = options["seed"]
-    if seed is not None:
-        seed = checks.seed("seed", seed)
     key = _key(q, k, v, kernel, deterministic, options, optional)
     call = None if key is None else _calls.get(key)
     if call is None:
@@ -70,31 +85,45 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
             while len(_calls) >= LIMIT:
                 _calls.pop(next(iter(_calls)), None)
             _calls[key] = call
-    if seed is None:
-        seed = int(seed_tensor(None)) % (1 << 64) if call.drops else 0
+    seed = _NO_SEED if options["seed"] is None and not call.drops else _words(options["seed"])
     tensors = (q, k, v, *(tensor for _, tensor in optional)) if optional else (q, k, v)
     if call.learns:
         tensors += (learned_tensor(options["score_mod"]),)
     if torch.is_grad_enabled():
         for x in tensors:
             if x.requires_grad:
-                return _differentiable(call, seed, *tensors)
-    return call.forward(seed, tensors)
+                return _differentiable((call, seed, return_lse), *tensors)
+    found = call.forward(seed, return_lse, tensors)
+    return tuple(found) if return_lse else found[0]
 
 
-def _are_plain(q, k, v, optional: list) -> bool:
-    """Whether tensors are memory on a GPU and nothing more, and only autograd watches the call."""
+def _words(seed: int | None) -> tuple[int, int]:
+    """Both words of dropout's seed, low and high; of a new one where there is none."""
+    if seed is None:
+        seed = int(seed_tensor(None)) % (1 << 64)
+    seed = checks.seed("seed", seed)
+    return seed & 0xFFFFFFFF, seed >> 32
+
+
+def _is_watched() -> bool:
+    """Whether more than autograd watches calls: other modes, functorch, a trace, forward AD."""
+    return (
+        torch._C._len_torch_dispatch_stack() != 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or forward_ad._current_level >= 0
+    )
+
+
+def _are_plain(q, k, v, optional) -> bool:
+    """Whether tensors are memory on a GPU and nothing more."""
     return (
         type(q) in _TENSORS
         and type(k) in _TENSORS
         and type(v) in _TENSORS
-        and _on_gpu(q)
+        and q.is_cuda
         and q.layout is k.layout is v.layout is torch.strided
         and not (q.is_neg() or k.is_neg() or v.is_neg())
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
         and (not optional or all(map(_is_memory, optional)))
     )
 
@@ -105,24 +134,12 @@ def _is_memory(named: tuple[str, Any]) -> bool:
     return type(x) in _TENSORS and x.layout is torch.strided and not x.is_neg()
 
 
-def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
-
-
-def _current_device() -> int:
-    return torch._C._cuda_getDevice()
-
-
-def _stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
-
-
 def _layout(x: Tensor) -> tuple:
     """All of a tensor that a plan depends on; an address counts by its alignment."""
     return x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.get_device()
 
 
-def _key(q, k, v, kernel, deterministic, options: dict, optional: list) -> tuple | None:
+def _key(q, k, v, kernel, deterministic, options: dict, optional) -> tuple | None:
     """Everything that the plan of a call depends on; None if a key cannot hold it.
 
     True, 1 and 1.0 are equal, but not all allowed: other types than the usual ones have no key.
@@ -137,26 +154,33 @@ def _key(q, k, v, kernel, deterministic, options: dict, optional: list) -> tuple
         and type(softcap) is type(dropout_p) is float
         and type(kernel) is str
         and (deterministic is None or type(deterministic) is bool)
-        and type(window) is tuple
-        and len(window) == 2
-        and (window[0] is None or type(window[0]) is int)
-        and (window[1] is None or type(window[1]) is int)
+        and (window == _UNLIMITED or _is_window(window))
         and options["block_mask"] is None
     ):
         return None
-    numbers = scale, causal, window, softcap, dropout_p, kernel, deterministic
-    key = _layout(q), _layout(k), _layout(v), *numbers
+    key = (
+        (q.shape, q.stride(), q.dtype, q.data_ptr() & 15, q.get_device()),
+        (k.shape, k.stride(), k.dtype, k.data_ptr() & 15, k.get_device()),
+        (v.shape, v.stride(), v.dtype, v.data_ptr() & 15, v.get_device()),
+        (scale, causal, window, softcap, dropout_p, kernel, deterministic),
+    )
     for name, tensor in optional:
         key += (name, _layout(tensor), tensor.requires_grad)
     if options["key_lengths"] is not None:
         lengths = options["key_lengths"] = host_lengths(options["key_lengths"])
         key += ("key_lengths", lengths.dtype.str, lengths.shape, lengths.tobytes())
-    for name in ("score_mod", "mask_mod"):
-        if (function := options[name]) is not None:
-            if not _is_constant(getattr(function, "aux", ())):
-                return None
-            key += (name, id(function))  # the call keeps it alive
+    if not (options["score_mod"] is options["mask_mod"] is None):
+        functions = options["score_mod"], options["mask_mod"]
+        if not all(_is_constant(getattr(function, "aux", ())) for function in functions):
+            return None
+        key += tuple(map(id, functions))  # the call keeps them alive
     return key
+
+
+def _is_window(window) -> bool:
+    """Whether it is a pair of whole numbers or None."""
+    sides = [None if x is None else type(x) for x in window] if type(window) is tuple else ()
+    return len(sides) == 2 and all(x in (None, int) for x in sides)
 
 
 def _is_constant(aux) -> bool:
@@ -206,6 +230,7 @@ class _Call:
                 return gpu_call.plan_forward(rung, posed.problem, posed.arrays)
 
         self._forward = self._planned(plan, q, ("forward",))
+        self._forward_to_o = self._forward.without("lse", q)
 
     def _planned(self, plan, like: Tensor, more: tuple) -> _Pass:
         """A pass from disk or, if it is not there, from `plan`."""
@@ -219,12 +244,14 @@ class _Call:
             plan_store.save(where, found)
         return _Pass(found, like)
 
-    def forward(self, seed: int, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """O and lse.
+    def forward(self, seed: tuple[int, int], lse: bool, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """O, and lse if that is asked for.
 
         Parameters
         ----------
-        seed : int
+        seed : (int, int)
+            The words of dropout's seed, low and high.
+        lse : bool
         tensors : sequence of Tensor
             Those in `read` and, if it `learns`, the one that is learned.
         """
@@ -232,11 +259,10 @@ class _Call:
             _captured.append(self)
         if self.learns:
             tensors = tensors[:-1]
-        o, lse = self._forward(tensors, seed)
-        return o, lse
+        return (self._forward if lse else self._forward_to_o)(tensors, seed)
 
     def backward(
-        self, needs: tuple[bool, ...], seed: int, do: Tensor, dlse: Tensor | None, *saved: Tensor
+        self, needs: tuple[bool, ...], seed, do: Tensor, dlse: Tensor | None, *saved: Tensor
     ) -> list[Tensor]:
         """Gradients of those of the tensors of `forward` that `needs` has True for.
 
@@ -294,59 +320,90 @@ def _model(device: int) -> tuple:
 
 
 @cache
-def _element(dtype: str, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.empty(1, dtype=getattr(torch, str(DTYPES[dtype])), device=device)
+def _unread(device: torch.device) -> Tensor:
+    """Where outputs go that nobody reads."""
+    return torch.empty(UNREAD, dtype=torch.float32, device=device)
 
 
 class _Pass:
-    """A planned pass on tensors of one device."""
+    """A planned pass on tensors of one device.
 
-    def __init__(self, planned: gpu_call.Pass, like: Tensor):
-        self.planned, self.run = planned, planned.run
-        self.index = like.get_device()
-        # torch makes a tensor like another one in less time than one that is described.
-        self.outputs, self.memory = (
-            [_element(one.dtype, like.device).expand(one.shape) for one in given]
-            for given in (planned.outputs, planned.memory)
-        )
+    Parameters
+    ----------
+    planned : gpu_call.Pass
+    like : Tensor
+        Of that device.
+    unread : str, optional
+        Name of a float32 output of at most `UNREAD` elements that nobody reads.
 
-    def __call__(self, read: Sequence[Tensor], seed: int) -> list[Tensor]:
+    Attributes
+    ----------
+    make : list of functions
+        Each makes one of the tensors that a run needs: the outputs that are read, and memory.
+    more : tuple of int
+        The address for the output that nobody reads, which `run` is handed behind theirs.
+    """
+
+    def __init__(self, planned: gpu_call.Pass, like: Tensor, unread: str | None = None):
+        self.planned, self._index = planned, like.get_device()
+        made = [x for x in (*planned.outputs, *planned.memory) if x.name != unread]
+        names = [*planned.inputs, *(x.name for x in made)]
+        self.more = ()
+        if unread is not None:
+            names.append(unread)
+            self.more = (_unread(like.device).data_ptr(),)
+        self.run = planned.plan.ready((*names, *SEED))
+        self.make = [_maker(x.shape, getattr(torch, str(DTYPES[x.dtype]))) for x in made]
+        self._results = len(made) - len(planned.memory)
+
+    def without(self, name: str, like: Tensor) -> _Pass:
+        """The same pass for a caller who does not read output `name`."""
+        (output,) = (x for x in self.planned.outputs if x.name == name)
+        return self if math.prod(output.shape) > UNREAD else _Pass(self.planned, like, name)
+
+    def __call__(self, read: Sequence[Tensor], seed: tuple[int, int]) -> list[Tensor]:
         """Run on the plan's inputs and the current stream."""
-        results = [empty_like(x) for x in self.outputs]
-        addresses = [x.data_ptr() for x in (*read, *results)]
-        if self.memory:
-            memory = [empty_like(x) for x in self.memory]
-            addresses += [x.data_ptr() for x in memory]
-        addresses += (seed & 0xFFFFFFFF, seed >> 32)
-        if _current_device() == self.index:
-            self.run(addresses, _stream(self.index))
-        else:
-            with torch.cuda.device(self.index):
-                self.run(addresses, _stream(self.index))
-        return results
+        if _current_device() != self._index:
+            with torch.cuda.device(self._index):
+                return self(read, seed)
+        made = [make() for make in self.make]
+        addresses = [*map(_address, read), *map(_address, made), *self.more, *seed]
+        self.run(addresses, _stream(self._index))
+        return made[: self._results]
+
+
+def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
+    """A function that makes contiguous tensors on the current device."""
+    strides = torch.empty(shape, device="meta").stride()
+    if _empty_strided is not None:
+        return partial(_empty_strided, shape, strides, dtype)
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=_DEVICE)
 
 
 class _Attention(torch.autograd.Function):
-    """O and lse where a gradient may be asked for."""
+    """O, and lse if that is asked for, where a gradient may be."""
 
     @staticmethod
-    def forward(ctx, call: _Call, seed: int, *tensors):
-        o, lse = call.forward(seed, tensors)
+    def forward(ctx, asked, *tensors):
+        call, seed, return_lse = asked
+        o, lse = call.forward(seed, True, tensors)
         ctx.save_for_backward(*tensors, o, lse)
-        ctx.call, ctx.seed = call, seed
+        ctx.asked = asked
+        if not return_lse:
+            return o
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    def backward(ctx, do, dlse):  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+    def backward(ctx, do, dlse=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        call, seed, _ = ctx.asked
         do = torch.zeros_like(saved[-2]) if do is None else do.resolve_neg()
         if torch.is_grad_enabled():
-            found = iter(_Gradients.apply(ctx.call, ctx.seed, needs, do, dlse, *saved))
+            found = iter(_Gradients.apply(call, seed, needs, do, dlse, *saved))
         else:
-            found = iter(ctx.call.backward(needs, ctx.seed, do, dlse, *saved))
-        return None, None, *(next(found) if need else None for need in needs)
+            found = iter(call.backward(needs, seed, do, dlse, *saved))
+        return None, *(next(found) if need else None for need in needs)
 
 
 # `apply` without its care for functorch, whose calls do not come here: half of its time.
@@ -357,7 +414,7 @@ class _Gradients(torch.autograd.Function):
     """The gradients where those of gradients may be asked for, which are not defined."""
 
     @staticmethod
-    def forward(ctx, call: _Call, seed: int, needs, do, dlse, *saved):
+    def forward(ctx, call: _Call, seed, needs, do, dlse, *saved):
         return tuple(call.backward(needs, seed, do, dlse, *saved))
 
     @staticmethod
