@@ -198,6 +198,27 @@ def test_bad_input_is_refused_before_anything_runs(changed, error, match, gpu):
     assert len(gpu.calls) == 1
 
 
+@pytest.mark.parametrize(("room", "made"), [(1 << 16, [1, 2, 2]), (71, [2, 2, 2])])
+def test_lse_is_made_if_somebody_reads_it_or_it_is_large(room, made, gpu, monkeypatch):
+    monkeypatch.setattr(torch_eager, "UNREAD", room)
+    torch_eager._unread.cache_clear()
+    given, empty, found = plain(), torch_eager._empty_strided, []
+    flash_attention(*given)
+    monkeypatch.setattr(torch_eager, "_empty_strided", lambda *a: found.append(a) or empty(*a))
+    torch_eager._calls.clear()
+    counts, results = [], []
+    for options in ({}, {"return_lse": True}):
+        found.clear()
+        results.append(flash_attention(*given, **options))
+        counts.append(len(found))
+    found.clear()
+    flash_attention(*(x.requires_grad_() for x in given))
+    assert [*counts, len(found)] == made
+    assert torch.equal(results[0], results[1][0])
+    assert results[1][1].isfinite().all()
+    torch_eager._unread.cache_clear()
+
+
 def test_functions_are_told_apart(gpu):
     given = plain()
     odd = masks.Mask("odd", lambda batch, head, q_idx, k_idx, aux: (q_idx + k_idx) % 2 == 1)
