@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import fake_gpu
 import numpy as np
@@ -11,9 +12,10 @@ from fake_gpu import GPU, Functions, WithForwardWorkspace, memory
 from test_cli import invoke
 
 from flash_numba import ladder, reference
+from flash_numba.plan import Plan
 from flash_numba.problem import Problem
 from simulator import theory
-from simulator.bench import cells, gpu, results, table
+from simulator.bench import cells, compiling, gpu, results, table
 from simulator.bench.cells import Cell, Options
 
 SMALL = ("--tokens", "80", "--hidden", "32", "--head-dim", "16", "--seqlen", "40")
@@ -137,6 +139,26 @@ def test_contenders_take_turns(monkeypatch, tmp_path, device):
     for number, found in enumerate(rounds):
         turn = [(name, each.get(name, 5)) for name in names]
         assert found == (turn if number % 2 == 0 else turn[::-1])
+
+
+def test_peers_are_those_asked_for(monkeypatch, tmp_path, device):
+    _, found = bench(monkeypatch, tmp_path, Counted(), "--dtype", "fp16", "--peer", "torch_math")
+    assert all(list(row["peers"]) == ["torch_math"] for row in found["rows"])
+
+
+@pytest.mark.parametrize(("functions", "error"), [(Counted(), ""), (OutOfMemory(), "out of mem")])
+def test_kernels_are_compiled_and_not_run(monkeypatch, device, functions, error):
+    """One task for all lengths of a kind, and a line for each task."""
+    fake_gpu.install(monkeypatch, functions=functions)
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda jobs, _: ThreadPoolExecutor(1))
+    monkeypatch.setattr(Plan, "ready", None)  # nothing is to run
+    run = invoke("bench", *SMALL, "--seqlen", "24", "--dtype", "fp32", "--compile", "3")
+    assert run.exit_code == 0, run.output
+    lines = run.stderr.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("fake forward fp32 D=16 N=40") for line in lines[2:])
+    assert ["out of mem" in line for line in lines[:2]] == [bool(error)] * 2
+    assert not device.order
 
 
 @pytest.mark.parametrize(
@@ -285,6 +307,8 @@ def test_files_that_are_no_json(tmp_path, text):
         ("--rung flash9", "rung must be one of standard, flash1, flash2"),
         ("--dtype fp8", "dtype must be one of fp32, fp16, bf16; got 'fp8'"),
         ("--direction both", "direction must be one of forward, backward; got 'both'"),
+        ("--peer torch", "peer must be one of torch_flash, torch_cudnn, "),
+        ("--compile -2 --rung flash2", "compile must be a whole number >= 1, got -2"),
         ("--mask window", "mask must be one of full, causal; got 'window'"),
         ("--head-dim 257", "head_dim must be a whole number <= 256, got 257"),
         ("--seqlen 0", "seqlen must be a whole number >= 1, got 0"),

@@ -13,6 +13,13 @@ from flash_numba.problem import Problem
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
 MASKS = {"full": False, "causal": True}
+PEERS = {
+    "torch_flash": "FLASH_ATTENTION",
+    "torch_cudnn": "CUDNN_ATTENTION",
+    "torch_efficient": "EFFICIENT_ATTENTION",
+    "torch_math": "MATH",
+}
+"""torch's ways to compute attention (members of ``torch.nn.attention.SDPBackend``)."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class Options:
     rungs : tuple of str
         Names of rungs with kernels.
     directions, dtypes, masks : tuple of str
+    peers : tuple of str
+        Keys of `PEERS`.
     head_dims, seqlens : tuple of int
     tokens, hidden : int
         The batch is tokens / seqlen, the heads are hidden / head_dim, rounded down, at least 1.
@@ -79,6 +88,7 @@ class Options:
     directions: tuple[str, ...] = DIRECTIONS
     dtypes: tuple[str, ...] = DTYPES
     masks: tuple[str, ...] = tuple(MASKS)
+    peers: tuple[str, ...] = tuple(PEERS)
     head_dims: tuple[int, ...] = (64, 128)
     seqlens: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     tokens: int = 16384
@@ -91,6 +101,7 @@ class Options:
             "direction": (self.directions, DIRECTIONS),
             "dtype": (self.dtypes, DTYPES),
             "mask": (self.masks, MASKS),
+            "peer": (self.peers, PEERS),
         }
         for option, (values, allowed) in named.items():
             for value in values:

@@ -12,7 +12,7 @@ EXAMPLES = """\b
 Examples:
   flash-numba bench --quick
   flash-numba bench --rung flash2 --dtype fp32 --direction forward
-  flash-numba bench --dtype bf16 --head-dim 128 --output mine.json
+  flash-numba bench --dtype bf16 --head-dim 128 --peer torch_cudnn --output mine.json
   flash-numba bench --show benchmarks/results/h200_fp32.json
 """
 """Shown below the options."""
@@ -46,12 +46,24 @@ def bench(
         list[str] | None,
         typer.Option(help="full or causal; repeatable. (default: both)", metavar="NAME"),
     ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="torch's backend to time beside; repeatable. (default: all)", metavar="NAME"
+        ),
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Batch times seqlen.")] = 16384,
     hidden: Annotated[int, typer.Option(help="Heads times head_dim.")] = 2048,
     budget: Annotated[float, typer.Option(help="Seconds of timing for a cell.")] = 1.0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Two lengths and 0.2 seconds for a cell.", metavar="")
     ] = False,
+    compile_in: Annotated[
+        int,
+        typer.Option(
+            "--compile", help="Only compile the kernels, in so many processes.", metavar="N"
+        ),
+    ] = 0,
     output: Annotated[
         str | None, typer.Option(help="Write the results as JSON.", metavar="FILE")
     ] = None,
@@ -71,6 +83,7 @@ def bench(
         "head_dims": head_dim,
         "seqlens": seqlen,
         "masks": mask,
+        "peers": peer,
     }
     given: dict[str, Any] = {name: tuple(values) for name, values in chosen.items() if values}
     if show is not None:
@@ -80,10 +93,26 @@ def bench(
     options = Options(**given, tokens=tokens, hidden=hidden, budget_s=budget)
     if quick:
         options = options.quick("seqlens" in given)
+    if compile_in:
+        compile_only(options, compile_in)
+        return
     found = run(options, output)
     print_in_own_letters(table.render(found))
     if found["wrong"]:
         raise typer.Exit(1)
+
+
+def compile_only(options, jobs: int) -> None:
+    """Compile what a run with `options` would."""
+    from flash_numba.checks import whole
+
+    from . import gpu
+    from .compiling import compile_all
+
+    whole("compile", jobs, 1, 1024)
+    device = gpu.find()
+    for line in compile_all(options, device.gpu, device.device, jobs):
+        print(line, file=sys.stderr)
 
 
 def run(options, output: str | None) -> dict[str, Any]:

@@ -11,16 +11,8 @@ from flash_numba.arrays import DeviceArray
 from flash_numba.ladder import Rung
 from flash_numba.plan import Plan
 
-from .cells import Cell
+from .cells import PEERS, Cell
 from .truth import why_wrong
-
-PEERS = {
-    "torch_flash": "FLASH_ATTENTION",
-    "torch_cudnn": "CUDNN_ATTENTION",
-    "torch_efficient": "EFFICIENT_ATTENTION",
-    "torch_math": "MATH",
-}
-"""torch's ways to compute attention (members of ``torch.nn.attention.SDPBackend``)."""
 
 _TORCH_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -48,13 +40,74 @@ class Inputs(NamedTuple):
 
         generator = torch.Generator(device).manual_seed(seed)
         dtype = getattr(torch, _TORCH_TYPES[cell.dtype])
-        shape = cell.batch, cell.seqlen, cell.heads, cell.head_dim
         options = {"generator": generator, "device": device, "dtype": dtype}
-        return cls(*(torch.randn(shape, **options) for _ in range(4)))
+        return cls(*(torch.randn(_shape(cell), **options) for _ in range(4)))
+
+    @classmethod
+    def empty(cls, cell: Cell, device: str) -> Inputs:
+        """Whatever is in memory, for calls that are never run."""
+        import torch
+
+        dtype = getattr(torch, _TORCH_TYPES[cell.dtype])
+        return cls(*(torch.empty(_shape(cell), device=device, dtype=dtype) for _ in range(4)))
+
+
+def _shape(cell: Cell) -> tuple[int, ...]:
+    return cell.batch, cell.seqlen, cell.heads, cell.head_dim
 
 
 class WrongResult(Exception):
     """A kernel's result is wrong; it gets no figure."""
+
+
+class Call(NamedTuple):
+    """A rung's kernels recorded for a cell: compiled, and not run yet.
+
+    Attributes
+    ----------
+    plan : Plan
+    results : dict of str to torch tensor
+        What they write, NaN before.
+    holds : tuple
+        What must live as long.
+    """
+
+    plan: Plan
+    results: dict[str, Any]
+    holds: tuple
+
+    def runner(self, stream: int) -> Callable[[], Any]:
+        """A function that launches them, so fast that the GPU never waits for the host."""
+        return partial(self.plan.ready(()), (), stream)
+
+
+def forward_call(rung: Rung, cell: Cell, inputs: Inputs) -> Call:
+    """The forward pass of a rung on `inputs`."""
+    import torch
+
+    problem, q = cell.problem, inputs.q
+    o = torch.full_like(q, torch.nan)
+    lse = torch.full(problem.shapes["lse"], torch.nan, device=q.device)
+    views = [DeviceArray.of(x) for x in (*inputs[:3], o, lse)]
+    functions, spaces = rung.functions("forward"), []
+    if hasattr(functions, "forward_workspace"):
+        spaces.append(_space(functions.forward_workspace(problem), q.device))
+    plan = Plan()
+    functions.forward(problem, *views, plan, *(DeviceArray.of(space) for space in spaces))
+    return Call(plan, {"o": o, "lse": lse}, (inputs, *spaces))
+
+
+def backward_call(rung: Rung, cell: Cell, inputs: Inputs, o, lse) -> Call:
+    """The backward pass of a rung on `inputs` and what its forward pass wrote."""
+    import torch
+
+    grads = {name: torch.full_like(inputs.q, torch.nan) for name in ("dq", "dk", "dv")}
+    given = *inputs[:3], o, lse, inputs.do, *grads.values()
+    back = rung.functions("backward")
+    space = _space(back.workspace(cell.problem), inputs.q.device)
+    views, plan = [DeviceArray.of(x) for x in (*given, space)], Plan()
+    back.backward(cell.problem, *views, None, plan)
+    return Call(plan, grads, (inputs, o, lse, space))
 
 
 def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
@@ -65,33 +118,16 @@ def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
     WrongResult
         Saying what is wrong.
     """
-    import torch
-
-    problem, q = cell.problem, inputs.q
-    o = torch.full_like(q, torch.nan)
-    lse = torch.full(problem.shapes["lse"], torch.nan, device=q.device)
-    views = [DeviceArray.of(x) for x in (*inputs[:3], o, lse)]
-    functions, spaces = rung.functions("forward"), []
-    if hasattr(functions, "forward_workspace"):
-        spaces.append(_space(functions.forward_workspace(problem), q.device))
-    plan = Plan()  # so that the GPU never waits for the host
-    functions.forward(problem, *views, plan, *(DeviceArray.of(space) for space in spaces))
-    forward = partial(plan.ready(()), (), stream)
-    forward()
-    _check(rung, cell, inputs, {"o": o, "lse": lse})
-    if cell.direction == "forward":
-        return Contender(rung.name, forward, (inputs, o, lse, *spaces))
-    spaces.clear()  # S and P of standard attention are large
-    grads = {name: torch.full_like(q, torch.nan) for name in ("dq", "dk", "dv")}
-    given = [*views, *(DeviceArray.of(x) for x in (inputs.do, *grads.values()))]
-    back = rung.functions("backward")
-    space = _space(back.workspace(problem), q.device)
-    plan = Plan()
-    back.backward(problem, *given, DeviceArray.of(space), None, plan)
-    backward = partial(plan.ready(()), (), stream)
-    backward()
-    _check(rung, cell, inputs, grads)
-    return Contender(rung.name, backward, (inputs, o, lse, grads, space))
+    call = forward_call(rung, cell, inputs)
+    call.runner(stream)()
+    _check(rung, cell, inputs, call.results)
+    if cell.direction == "backward":
+        o, lse = call.results["o"], call.results["lse"]
+        del call  # S and P of standard attention are large
+        call = backward_call(rung, cell, inputs, o, lse)
+        call.runner(stream)()
+        _check(rung, cell, inputs, call.results)
+    return Contender(rung.name, call.runner(stream), (call,))
 
 
 def _space(parts, device):

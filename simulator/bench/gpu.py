@@ -10,7 +10,8 @@ from typing import Any
 
 from flash_numba import ladder
 
-from .contenders import PEERS, Contender
+from .cells import PEERS
+from .contenders import Contender
 
 
 class TorchGpu:
@@ -21,7 +22,7 @@ class TorchGpu:
     device : str
         Where tensors go.
     peers : tuple of str
-        Keys of `contenders.PEERS` that it may have.
+        Keys of `cells.PEERS` that it may have.
     gpu : ladder.Gpu
     """
 

@@ -92,7 +92,8 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
                 why = "out of memory" if short else f"{type(error).__name__}: {error}"
                 found["left_out" if short else "wrong"].append(entry | {"why": why})
         if racing:
-            contenders = [*racing.values(), *peers(gpu.peers, cell, inputs)]
+            names = [name for name in gpu.peers if name in options.peers]
+            contenders = [*racing.values(), *peers(names, cell, inputs)]
             found["rows"] += rows(cell, racing, times(gpu, contenders, options.budget_s))
         del inputs, racing
         gpu.empty()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .contenders import PEERS
+from .cells import PEERS
 
 MACHINE = {"gpu": str, "driver": str, "versions": dict, "date": str}
 ROW = {

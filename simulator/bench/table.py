@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from .contenders import PEERS
+from .cells import PEERS
 
 
 def render(results: dict[str, Any]) -> Group:
