@@ -15,7 +15,7 @@ def map_address(context, tensor_map):
     return tensor_map
 
 
-def _chunks(context, tensor_map, shared, origin):
+def chunks_of(context, tensor_map, shared, origin):
     """For each 16-byte chunk of a box: place in shared memory, index in the tensor or None."""
     array, rows, columns = tensor_map
     line_bytes = columns * ITEM_BYTES
@@ -43,11 +43,16 @@ def _chunks(context, tensor_map, shared, origin):
 
 def load(context, to, source, c0, c1, c2, c3, bars, index):
     """The box arrives at once, but may be read only after the barrier's phase."""
+    deliver(context, source, chunks_of(context, source, to, (c0, c1, c2, c3)), to, bars, index)
+
+
+def deliver(context, source, chunks, to, bars, index):
+    """Copy the chunks of a box into shared memory and tell the barrier of its bytes."""
     array, barrier = source[0], barrier_at(context, bars, index)
     zeros = (0,) * (CHUNK_BYTES // to.itemsize)
     size = 0
     with context.copy(channel_of(bars, index), barrier.phase + 1):
-        for place, inside in _chunks(context, source, to, (c0, c1, c2, c3)):
+        for place, inside in chunks:
             to.store_vector(
                 place, zeros if inside is None else array.load_vector(inside, PER_CHUNK)
             )
@@ -70,7 +75,7 @@ def store(context, source, c0, c1, c2, c3, tensor):
         )
     array, moment = tensor[0], _groups(context)["committed"] + 1
     with context.copy(("bulk", context.thread.tid), moment):
-        for place, inside in _chunks(context, tensor, source, (c0, c1, c2, c3)):
+        for place, inside in chunks_of(context, tensor, source, (c0, c1, c2, c3)):
             values = source.load_vector(place, CHUNK_BYTES // source.itemsize)
             if inside is not None:
                 stored = np.array(values, source.dtype).view(array.dtype)
