@@ -34,6 +34,8 @@ class Memory:
         To name elements; () where the array is a view.
     objects : dict
         First byte -> what an instruction keeps there, such as the state of a barrier.
+    twins : list of Memory
+        For each block that runs at once, the same stretch of its shared memory; else empty.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Memory:
     valid: bytearray | None = None
     objects: dict = field(default_factory=dict)
     shape: tuple = ()
+    twins: list[Memory] = field(default_factory=list)
 
     def reset(self) -> None:
         """As at a block's start: nothing written, every float NaN."""
@@ -110,6 +113,17 @@ class Array:
     def __iter__(self):
         # Without it, Python would iterate by index until one is reported as out of bounds.
         raise TypeError("a loop over an array's elements is not traced: loop over range(len(...))")
+
+    def there(self, slot: int) -> Array:
+        """The same part of the shared memory of another block that runs at once."""
+        twins = self.memory.twins
+        if not twins or twins[slot] is self.memory:
+            return self
+        key = ("there", slot)
+        if key not in self.parts:
+            size = self.shape, self.steps, self.start
+            self.parts[key] = Array(self.runtime, twins[slot], self.dtype, *size)
+        return self.parts[key]
 
     def flat(self) -> np.ndarray:
         """The memory as a flat NumPy array of this dtype, unlogged."""

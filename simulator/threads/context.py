@@ -6,15 +6,35 @@ instruction can wait, order threads, and start copies that go on while the threa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from .arrays import Array
 from .errors import KernelError
 from .log import CODE_BITS, LOAD, NOWHERE
 from .order import Sync
 from .runtime import Runtime
 from .thread import Thread
+
+
+class Cluster(NamedTuple):
+    """Where a block stands among those of its cluster.
+
+    Attributes
+    ----------
+    rank : int
+    size, threads : int
+        Blocks and threads of the cluster.
+    state : dict
+        What lasts as long as the cluster.
+    """
+
+    rank: int
+    size: int
+    threads: int
+    state: dict
 
 
 class Meeting:
@@ -44,7 +64,30 @@ class Context:
     @property
     def block(self) -> dict:
         """State that lasts as long as the block; empty at its start."""
-        return self.runtime.block_state
+        return self.runtime.states[self.thread.slot]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that the block belongs to; one block alone where there are none."""
+        runtime = self.runtime
+        number, rank = divmod(self.thread.slot, runtime.cluster)
+        threads = runtime.cluster * math.prod(runtime.block_shape)
+        return Cluster(rank, runtime.cluster, threads, runtime.cluster_states[number])
+
+    def peer(self, array: Array, rank: int) -> Array:
+        """The array that stands where `array` does, in the shared memory of another block."""
+        cluster = self.cluster
+        if array.memory.space != "shared":
+            raise self.error("exception", f"{array.memory.name} does not lie in shared memory")
+        if not 0 <= rank < cluster.size:
+            raise self.error(
+                "out of bounds", f"rank {rank} is none of a cluster of {cluster.size} blocks"
+            )
+        return array.there(self.thread.slot - cluster.rank + rank)
+
+    def at_end(self, key: str, check: Callable[[], None]) -> None:
+        """Call `check` when the running thread returns; once a `key`."""
+        self.thread.at_end[key] = check
 
     @property
     def checking(self) -> bool:

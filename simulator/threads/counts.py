@@ -76,6 +76,9 @@ class Counter:
 
     def __init__(self, log: Log, memories: list[Memory]):
         self.log, self.memories = log, memories
+        firsts = [memory.twins[0] if memory.twins else memory for memory in memories]
+        self._first = np.array([memories.index(memory) for memory in firsts], np.int64)
+        """For each memory that blocks which run at once have one of, that of the first block."""
         self.clear()
 
     def clear(self) -> None:
@@ -125,7 +128,11 @@ class Counter:
         table[5:7, shared & self._bypasses(codes)] = 0
         table[7] = active < lanes_of_warp[warps]
         table[8] = np.where(counted[some] >= 0, counted[some], table[3])
-        keys = codes * len(self.memories) + memory_of
+        first = self._first[memory_of]
+        bases = np.array([memory.base for memory in self.memories])
+        moved = (bases[memory_of] - bases[first])[:, None]
+        addresses = np.where(addresses >= 0, addresses - moved, addresses)
+        keys = codes * len(self.memories) + first
         unique, row_of = np.unique(keys, return_inverse=True)
         sums = np.zeros((len(unique), len(COLUMNS)), np.int64)
         for column in range(len(COLUMNS)):

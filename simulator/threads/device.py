@@ -35,6 +35,10 @@ class Device(Collectives, Atomics):
         size = [g * n for g, n in zip(r.grid, r.block_shape, strict=True)]
         return size[0] if ndim == 1 else tuple(size[:ndim])
 
+    def cg_grid_sync(self, position):
+        """Barrier of all threads of the grid (``cuda.cg.this_grid().sync()``)."""
+        self.runtime.wait_for_grid("this_grid().sync", position)
+
     def fma(self, position, a, b, c):
         """``a * b + c`` rounded once."""
         return fma(a, b, c)

@@ -81,7 +81,8 @@ def _together(runtime, operation, count, given, at, name):
             runtime.traffic = ""
             return dict(zip(payloads, results or [None] * len(payloads), strict=True))
 
-        first = runtime.thread.tid // count * count
+        thread = runtime.thread
+        first = thread.tid - thread.number % count
         members = ((1 << count) - 1) << first
         result = runtime.wait(name, position, members, payload, resolve)
         if put is None:

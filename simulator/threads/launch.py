@@ -20,7 +20,8 @@ from .report import Entry, Report
 from .runtime import Runtime
 from .sample import Sample
 from .scalars import argument, dtype_name
-from .schedule import Block
+from .schedule import Team
+from .teams import cluster_size, teams
 from .thread import Dim3
 from .tiles import Phase, phase
 from .translate.functions import Functions
@@ -116,6 +117,7 @@ class Launch:
         counting = options["count"]
         checking = counting and options["check"]
         self.runtime = Runtime(counting, checking, options["errors"] == "collect", options["turns"])
+        self.runtime.cluster = cluster_size(options["cluster"], configured.grid)
         self.runtime.grid, self.runtime.block_shape = configured.grid, configured.block
         if self.blocks == "representative":
             self.runtime.alike = Alike(configured.grid)
@@ -146,16 +148,34 @@ class Launch:
             ]
             for dtype in self.functions.dynamic_types:
                 self.shared.dynamic("dynamic shared memory", dtype, min(sizes))
-        self.memories = self.globals.memories + self.shared.memories
-        self.races = RaceFinder(self.runtime, self.memories) if self.runtime.checking else None
+        teams = self._teams()
+        self.races = None
+        if self.runtime.checking:
+            threads = max(map(len, teams), default=1) * math.prod(self.configured.block)
+            self.races = RaceFinder(self.runtime, self.memories, threads)
         counter = Counter(self.runtime.log, self.memories)
         if self.runtime.alike is not None:
             ran, sampled = Sample(self, kernel, values).run(counter, self.runtime.alike)
             return self._report(counter, ran, sampled)
-        number = -1
-        for number, index in enumerate(self._block_indices()):
-            counter.barriers += self.run_block(kernel, values, counter, number, index)
-        return self._report(counter, number + 1)
+        for number, blocks in enumerate(teams):
+            counter.barriers += self.run_blocks(kernel, values, counter, number, blocks)
+        return self._report(counter, sum(map(len, teams)))
+
+    def _teams(self) -> list[list[Dim3]]:
+        """The blocks that run at once; makes the shared memory of each."""
+        meets, cluster = self.functions.meets, self.runtime.cluster
+        grid, threads = self.configured.grid, math.prod(self.configured.block)
+        together = meets or cluster > 1
+        if together and (self.blocks == "representative" or self.phases is not None):
+            raise ValueError(
+                "blocks='representative' and tiles=True need blocks that run on their own, "
+                "without clusters and barriers of the grid"
+            )
+        chosen = None if self.blocks == "representative" else self.blocks
+        found = teams(grid, threads, chosen, cluster, meets)
+        self.shared.spread(max(map(len, found), default=1))
+        self.memories = self.globals.memories + self.shared.memories
+        return found
 
     def _report(self, counter, blocks, sampled=()) -> Report:
         sites = self.runtime.log.sites
@@ -202,29 +222,13 @@ class Launch:
             f"{name} must be a NumPy array, a scalar or a tuple of them, got {type(value).__name__}"
         )
 
-    def _block_indices(self):
-        grid = self.configured.grid
-        every = (Dim3(x, y, z) for z in range(grid.z) for y in range(grid.y) for x in range(grid.x))
-        if self.blocks is None:
-            return every
-        chosen = []
-        for one in self.blocks:
-            index = (
-                Dim3(*one, *(0,) * (3 - len(one))) if isinstance(one, tuple) else Dim3(one, 0, 0)
-            )
-            if any(not 0 <= i < n for i, n in zip(index, grid, strict=True)):
-                raise ValueError(f"blocks must lie within the grid {grid}, got {one}")
-            chosen.append(index)
-        return chosen
-
-    def run_block(self, kernel, values, counter, number, index) -> int:
-        """Run one block into `counter`; the barriers that its threads met in."""
+    def run_blocks(self, kernel, values, counter, number, blocks) -> int:
+        """Run blocks at once into `counter`; the barriers that their threads met in."""
         runtime = self.runtime
-        runtime.block = index
         self.shared.reset()
         threads = math.prod(self.configured.block)
-        lanes = np.minimum(32, threads - np.arange(0, threads, 32))
-        places = [0] * threads
+        lanes = np.tile(np.minimum(32, threads - np.arange(0, threads, 32)), len(blocks))
+        places = [0] * threads * len(blocks)
         if self.races:
             self.races.block_number = number
             self.races.fenced = self.functions.fenced
@@ -242,9 +246,9 @@ class Launch:
                     self.races.check(words, segments)
             places[:] = [thread.place for thread in members]
 
-        block = Block(runtime, threads, at_barrier, self.functions.lines, self.order)
-        block.run(kernel, values)
-        return block.barriers
+        team = Team(runtime, blocks, at_barrier, self.functions.lines, self.order)
+        team.run(kernel, values)
+        return team.barriers
 
 
 def _arrays(value) -> list[np.ndarray]:
@@ -272,6 +276,7 @@ def trace(
     order=None,
     turns: int = 1_000_000,
     tiles: bool = False,
+    cluster: int = 1,
 ) -> Tracer:
     """Run a CUDA kernel thread by thread on the CPU: ``trace(kernel)[grid, block](*args)``.
 
@@ -295,6 +300,8 @@ def trace(
         Turns of unbounded loops after which a thread is said to run away.
     tiles : bool
         Keep what `Report.tile_steps` needs; all blocks must run.
+    cluster : int
+        Neighbouring blocks along x that form a cluster, as the launch on a GPU would say.
 
     Returns
     -------
@@ -322,4 +329,5 @@ def trace(
         order=order,
         turns=turns,
         tiles=tiles,
+        cluster=cluster,
     )

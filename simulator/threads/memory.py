@@ -9,7 +9,7 @@ import numpy as np
 from .arrays import Array, Memory, c_steps
 from .scalars import dtype_name, numpy_dtype
 
-SHARED_BASE = 1 << 20
+SHARED_BASE = BETWEEN_BLOCKS = 1 << 20
 GLOBAL_BASE = 1 << 32
 """Addresses of the two memories. An allocation starts on a multiple of 256 bytes, as cudaMalloc
 gives it, so sectors and banks come out as on a GPU."""
@@ -107,6 +107,17 @@ class SharedMemory:
             shape = (self.dynamic_bytes // kind.itemsize,)
             self._arrays[key] = Array(self.runtime, self._dynamic, kind, shape, (1,), 0)
         return self._arrays[key]
+
+    def spread(self, blocks: int) -> None:
+        """Give each of `blocks` blocks that run at once its own, on addresses of its own."""
+        for memory in list(self.memories):
+            memory.twins.append(memory)
+            for slot in range(1, blocks):
+                base = memory.base + slot * BETWEEN_BLOCKS
+                size = len(memory.data)
+                twin = self._new(memory.name, base, size, memory.granule)
+                twin.shape, twin.twins = memory.shape, memory.twins
+                memory.twins.append(twin)
 
     def _new(self, name, base, size, granule):
         data = np.empty(size, np.uint8)

@@ -87,8 +87,8 @@ def _mixed(cell, kind):
 class RaceFinder:
     """Shadow memory of a launch."""
 
-    def __init__(self, runtime: Runtime, memories: list[Memory]):
-        self.runtime, self.memories = runtime, memories
+    def __init__(self, runtime: Runtime, memories: list[Memory], threads: int):
+        self.runtime, self.memories, self._threads = runtime, memories, threads
         self.fenced = False
         self._first_cell = np.cumsum([0] + [len(m.data) // m.granule + 1 for m in memories])
         self._order = np.argsort([m.base for m in memories])
@@ -191,11 +191,11 @@ class RaceFinder:
     def _clashes(self, cells, kind, who):
         """Accesses of an element that somebody else wrote or updated."""
         self._unit += 1
-        stamp = self._unit * 2048 + who
+        stamp = self._unit * self._threads + who
         written, updated = self._stamps
         written[cells[kind == WRITE]] = stamp[kind == WRITE]
         updated[cells[kind == UPDATE]] = stamp[kind == UPDATE]
-        start = self._unit * 2048
+        start = self._unit * self._threads
         by_write = (written[cells] >= start) & (written[cells] != stamp)
         by_update = (updated[cells] >= start) & (updated[cells] != stamp) & (kind != UPDATE)
         return by_write | by_update
@@ -204,7 +204,7 @@ class RaceFinder:
         """Report accesses `a` and `b` of an element; False for equal values written by both."""
         a, b = (a, b) if found.at[a] <= found.at[b] else (b, a)
         kinds = int(found.kind[a]), int(found.kind[b])
-        if kinds == (UPDATE, UPDATE):
+        if kinds == (UPDATE, UPDATE) or self._by_fence(found, segments, a, b):
             return False
         if kinds == (WRITE, WRITE):
             x, y = (self._value(found, one) for one in (a, b))
@@ -215,14 +215,15 @@ class RaceFinder:
             segment = segments[found.segment[one]]
             copies = segment.actor != segment.thread.tid
             copy = "an asynchronous copy of " if copies else ""
-            texts.append(f"{copy}thread {segment.thread.tid} {_VERBS[kind]}")
+            texts.append(f"{copy}thread {segment.thread.number} {_VERBS[kind]}")
         copying = self._under_way(found, segments, a, found.at[b])
         why = "with no barrier in between"
         if copying:
             why = "while that copy may be under way: commit it, wait for it, then a barrier"
+        blocks = dict.fromkeys(segments[found.segment[one]].thread.block for one in (a, b))
         text = (
             f"{texts[0]} {self._element(int(found.cell[a]))} and {texts[1]} it, {why} "
-            f"(block {self.runtime.block})"
+            f"(block {' and block '.join(map(str, blocks))})"
         )
         places = [self._place(found.code[one]) for one in (a, b)]
         if copying:
@@ -230,6 +231,11 @@ class RaceFinder:
         kind = "asynchronous copy" if copying else "race"
         self.runtime.report(KernelError(Finding(kind, text, tuple(places))))
         return True
+
+    def _by_fence(self, found, segments, a: int, b: int) -> bool:
+        """Whether blocks that run at once may be ordered by fences, which are not followed."""
+        slots = {segments[found.segment[one]].thread.slot for one in (a, b)}
+        return self.fenced and len(slots) > 1
 
     def _under_way(self, found, segments, one: int, when: int) -> bool:
         """Whether an access is part of a copy that nobody had waited for by then."""

@@ -11,7 +11,7 @@ from .alike import Alike
 from .errors import Finding, KernelError, Place
 from .log import Log, Site
 from .order import Order, Segment
-from .thread import Dim3, Thread, Wait
+from .thread import EVERYBODY, Dim3, Thread, Wait
 
 PAUSE = "pause"
 TURNS_BEFORE_PAUSE = 4096
@@ -32,7 +32,11 @@ class Runtime:
     order, segments, flying
         Clocks of the block that runs; the log in stretches; (actor, moment) of a copy being made.
     block : tuple of 3 ints
-        Index of the block that runs.
+        Index of the block whose thread runs.
+    cluster : int
+        Blocks of a cluster.
+    states, cluster_states : lists of dict
+        What instructions keep of each block, and of each cluster, that runs.
     positions : list of (Place, column)
         Source positions of calls; `here` is the number of the one that runs.
     alike : Alike or None
@@ -55,7 +59,9 @@ class Runtime:
         self.order: Order
         self.segments: list[Segment] = []
         self.flying: tuple[int, int] | None = None
-        self.block_state: dict = {}
+        self.cluster = 1
+        self.states: list[dict] = [{}]
+        self.cluster_states: list[dict] = [{}]
         self.alike: Alike | None = None
         self._segment_start = 0
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
@@ -85,10 +91,11 @@ class Runtime:
             self._codes[key] = self.log.code(replace(site, size=size))
         return self._codes[key]
 
-    def begin(self, order: Order) -> None:
-        """A block begins."""
+    def begin(self, order: Order, blocks: int = 1) -> None:
+        """So many blocks begin, which run at once."""
         self.order, self.flying, self.members = order, None, None
-        self.block_state = {}
+        self.states = [{} for _ in range(blocks)]
+        self.cluster_states = [{} for _ in range(-(-blocks // self.cluster))]
         self.log.clear()
         self.suspects.clear()
         self.segments.clear()
@@ -108,6 +115,10 @@ class Runtime:
     def wait(self, operation, position, members, payload, resolve, detail=""):
         """Stop this thread until all that take part are there; its result."""
         return self.hub.switch(Wait(operation, position, members, payload, resolve, detail))
+
+    def wait_for_grid(self, operation, position):
+        """Stop this thread until all threads of the grid are there."""
+        self.wait(operation, position, EVERYBODY, None, lambda payloads: {})
 
     def wait_in_warp(self, operation, position, mask, payload, resolve):
         """Stop this thread until the lanes in `mask` are there; its result."""

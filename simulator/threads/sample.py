@@ -48,7 +48,9 @@ class Sample:
         return len(alike.left), [f"every block ran: {reason}"]
 
     def _block(self, counter, number, index) -> None:
-        counter.barriers += self.launch.run_block(self.kernel, self.values, counter, number, index)
+        counter.barriers += self.launch.run_blocks(
+            self.kernel, self.values, counter, number, [index]
+        )
 
     def _by_class(self, counter: Counter, alike: Alike) -> tuple[int, list]:
         left, found, ran = np.ones(len(alike.left), bool), [], 0

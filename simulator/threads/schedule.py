@@ -3,10 +3,14 @@
 A thread runs until it waits: at a barrier, in a warp collective, for a condition, or after many
 turns of a loop. When all threads that a wait needs have come, their results are worked out and they
 go on in order. When nobody can go on, the kernel hangs, and who waits where is the error.
+
+Blocks of a cluster, and all blocks of a kernel with a barrier of the grid, run at once: their
+threads are numbered through.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -16,7 +20,7 @@ from .alike import Unprovable
 from .errors import Finding, KernelError, Place
 from .order import Order
 from .runtime import PAUSE, Runtime
-from .thread import Thread, Wait
+from .thread import EVERYBODY, Dim3, Thread, Wait
 
 
 def ranges(numbers) -> str:
@@ -30,32 +34,42 @@ def ranges(numbers) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
-class Block:
-    """The threads of one block.
+class Team:
+    """The threads of a block, or of several that run at once.
 
     Parameters
     ----------
     runtime : Runtime
-    threads : int
+    blocks : list of Dim3
+        Their indices.
     at_barrier : function or None
         Called with (threads, segments) when all threads have met, and at the end.
     kernel_lines : dict
         File and code name of every rewritten function -> name, to find lines in tracebacks.
     order : sequence of int, optional
-        Numbers of the threads in the order in which they begin.
+        Numbers of a block's threads in the order in which they begin.
     """
 
-    def __init__(self, runtime: Runtime, threads: int, at_barrier, kernel_lines, order=None):
+    def __init__(self, runtime: Runtime, blocks: list[Dim3], at_barrier, kernel_lines, order=None):
         self.runtime, self.at_barrier = runtime, at_barrier
-        self.kernel_lines = kernel_lines
-        self.threads = [Thread(tid, runtime.block_shape) for tid in range(threads)]
-        self.alive = (1 << threads) - 1
-        self.ready: deque[Thread] = deque(self.threads[tid] for tid in order or range(threads))
-        self.in_barrier: list[Thread] = []
+        self.kernel_lines, self.blocks = kernel_lines, blocks
+        shape = runtime.block_shape
+        self.of_block = math.prod(shape)
+        self.threads = [
+            Thread(slot * self.of_block + number, shape, block, slot)
+            for slot, block in enumerate(blocks)
+            for number in range(self.of_block)
+        ]
+        self.alive = (1 << len(self.threads)) - 1
+        numbers = order or range(self.of_block)
+        starts = range(0, len(self.threads), self.of_block)
+        self.ready = deque(self.threads[start + number] for start in starts for number in numbers)
+        self.in_barrier: list[list[Thread]] = [[] for _ in blocks]
+        self.in_grid_barrier: list[Thread] = []
         self.groups: dict[tuple, list[Thread]] = {}
         self.blocked: list[Thread] = []
         self.barriers = 0
-        runtime.begin(Order(self.threads))
+        runtime.begin(Order(self.threads), len(blocks))
 
     def run(self, function, args) -> None:
         """Run all threads to their ends."""
@@ -81,7 +95,7 @@ class Block:
 
     def _resume(self, thread: Thread) -> None:
         runtime = self.runtime
-        runtime.thread = thread
+        runtime.thread, runtime.block = thread, thread.block
         result, thread.result, thread.waiting = thread.result, None, None
         try:
             wait = thread.greenlet.switch(result)
@@ -91,6 +105,9 @@ class Block:
             raise self._explain(error) from error
         runtime.cut()
         if thread.greenlet.dead:
+            thread.last_view = thread.view
+            for look in thread.at_end.values():
+                look()
             bit = 1 << thread.tid
             self.alive &= ~bit
             for key in list(self.groups):
@@ -106,9 +123,16 @@ class Block:
         if wait.condition is not None:
             self.blocked.append(thread)
         elif wait.members is None:
-            self.in_barrier.append(thread)
-            if len(self.in_barrier) == len(self.threads):
-                self._open_barrier()
+            self.in_barrier[thread.slot].append(thread)
+            if len(self.in_barrier[thread.slot]) == self.of_block:
+                self._open_barrier(thread.slot)
+        elif wait.members == EVERYBODY:
+            self.in_grid_barrier.append(thread)
+            if len(self.in_grid_barrier) == len(self.threads):
+                members, self.in_grid_barrier = self.in_grid_barrier, []
+                self.barriers += len(self.blocks)
+                self._meet()
+                self._go_on(members)
         else:
             key = (wait.operation, wait.position, wait.members)
             self.groups.setdefault(key, []).append(thread)
@@ -156,6 +180,7 @@ class Block:
     def _go_on(self, members: list[Thread]) -> None:
         runtime = self.runtime
         runtime.thread, runtime.members = members[0], members
+        runtime.block = members[0].block
         runtime.here = members[0].waiting.position
         payloads = {thread: thread.waiting.payload for thread in members}
         results = members[0].waiting.resolve(payloads)
@@ -166,13 +191,17 @@ class Block:
             thread.result = results.get(thread)
         self.ready.extend(members)
 
-    def _open_barrier(self) -> None:
-        waits = {(t.waiting.operation, t.waiting.position) for t in self.in_barrier}
+    def _open_barrier(self, slot: int) -> None:
+        members = self.in_barrier[slot]
+        waits = {(t.waiting.operation, t.waiting.position) for t in members}
         if len(waits) > 1:
             raise self._stuck("barrier", "threads of a block meet in different barriers")
-        members, self.in_barrier = self.in_barrier, []
+        self.in_barrier[slot] = []
         self.barriers += 1
-        self._meet()
+        if len(self.blocks) == 1:
+            self._meet()
+        else:
+            self.runtime.order.meet(members)
         self._go_on(members)
 
     def _meet(self) -> None:
@@ -186,26 +215,38 @@ class Block:
     def _hang(self) -> None:
         finished = [t for t in self.threads if t.greenlet.dead]
         waits = {(t.waiting.position, t.waiting.members) for t in self.threads if t.waiting}
-        if self.in_barrier and finished and len(waits) == 1:
+        if self.in_grid_barrier:
+            raise self._stuck("barrier", "some threads of the grid never reach this barrier")
+        if any(self.in_barrier) and finished and len(waits) == 1:
             raise self._stuck("barrier", "some threads of the block never reach this barrier")
         if len(waits) > 1 and all(members is None for _, members in waits):
             raise self._stuck("barrier", "threads of a block wait in different barriers")
         raise self._stuck("deadlock", "no thread of the block can go on")
 
     def _stuck(self, kind: str, message: str) -> KernelError:
-        groups: dict[tuple[str, Place], list[int]] = {}
+        groups: dict[tuple[str, Place], list[Thread]] = {}
         for thread in self.threads:
             if thread.waiting:
                 place = self.runtime.positions[thread.waiting.position][0]
-                groups.setdefault((str(thread.waiting), place), []).append(thread.tid)
+                groups.setdefault((str(thread.waiting), place), []).append(thread)
         parts = [
-            f"threads {ranges(tids)} wait in {name} at line {place.line}"
-            for (name, place), tids in groups.items()
+            f"{self._named(threads)} wait in {name} at line {place.line}"
+            for (name, place), threads in groups.items()
         ]
-        if finished := [t.tid for t in self.threads if t.greenlet.dead]:
-            parts.append(f"threads {ranges(finished)} have returned")
-        text = f"{message} (block {self.runtime.block}): {'; '.join(parts)}"
+        if finished := [t for t in self.threads if t.greenlet.dead]:
+            parts.append(f"{self._named(finished)} have returned")
+        where = f" (block {self.blocks[0]})" if len(self.blocks) == 1 else ""
+        text = f"{message}{where}: {'; '.join(parts)}"
         return KernelError(Finding(kind, text, tuple(dict.fromkeys(p for _, p in groups))))
+
+    def _named(self, threads: list[Thread]) -> str:
+        """Threads in words: ``threads 0-31``, and of which block if there are several."""
+        if len(self.blocks) == 1:
+            return f"threads {ranges(one.number for one in threads)}"
+        slots: dict[Dim3, list[int]] = {}
+        for one in threads:
+            slots.setdefault(one.block, []).append(one.number)
+        return " and ".join(f"threads {ranges(n)} of block {b}" for b, n in slots.items())
 
     def _explain(self, error: Exception) -> KernelError:
         """An exception of Python inside of a kernel, at the kernel's line."""

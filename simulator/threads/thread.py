@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ class Dim3(NamedTuple):
         return f"({self.x}, {self.y}, {self.z})"
 
 
+EVERYBODY = -1
+"""All threads of the grid."""
+
+
 class Wait(NamedTuple):
     """Why a thread stopped.
 
@@ -29,7 +34,8 @@ class Wait(NamedTuple):
     position : int
         Where (`Runtime.positions`).
     members : int or None
-        Threads of the block that take part, as bits; None for all of them.
+        Threads that take part, as bits by `Thread.tid`; None for all of the block, `EVERYBODY` for
+        all of the grid.
     payload : object
         What this thread brings.
     resolve : function
@@ -59,8 +65,13 @@ class Thread:
 
     Attributes
     ----------
-    index : tuple of 3 ints
-        threadIdx; `tid` is its number, `warp` and `lane` follow from it.
+    block, index : tuple of 3 ints
+        blockIdx and threadIdx.
+    slot : int
+        Which of the blocks that run at once its block is.
+    tid, number : int
+        Its number among the threads that run at once, and within its block; `warp` and `lane`
+        follow from `tid`.
     place : int
         How the thread came to where it is (`Runtime.turn`).
     counts : dict
@@ -71,17 +82,26 @@ class Thread:
         Turns of unbounded loops.
     left_at : int or None
         Line of the return statement by which it left the kernel early.
+    at_end : dict of functions
+        What to look at when it returns (`context.Context.at_end`).
+    last_view : int
+        Its view when it returned.
     """
 
     __slots__ = (
+        "at_end",
+        "block",
         "counts",
         "greenlet",
         "index",
         "lane",
+        "last_view",
         "left_at",
         "moment",
+        "number",
         "place",
         "result",
+        "slot",
         "tid",
         "turns",
         "view",
@@ -92,17 +112,19 @@ class Thread:
         "z",
     )
 
-    def __init__(self, tid: int, shape: tuple[int, int, int]):
-        self.tid = tid
+    def __init__(self, tid: int, shape: tuple[int, int, int], block: Dim3, slot: int = 0):
+        self.tid, self.block, self.slot = tid, block, slot
+        self.number = tid - slot * math.prod(shape)
         self.x, self.y, self.z = (
-            tid % shape[0],
-            tid // shape[0] % shape[1],
-            tid // shape[0] // shape[1],
+            self.number % shape[0],
+            self.number // shape[0] % shape[1],
+            self.number // shape[0] // shape[1],
         )
         self.index = (self.x, self.y, self.z)
         self.warp, self.lane = divmod(tid, 32)
         self.place, self.counts, self.turns = 0, {}, 0
-        self.moment, self.view = 1, 0
+        self.moment, self.view, self.last_view = 1, 0, 0
+        self.at_end: dict[str, Callable[[], None]] = {}
         self.result: Any = None
         self.waiting: Any = None
         self.left_at: int | None = None

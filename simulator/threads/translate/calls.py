@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..collectives import COLLECTIVE_UNIFORM
 from .expressions import Expressions
 from .kinds import ANY, FLOATS, INTEGERS, NONE, Kind, escaped, number, wider
+from .link import Target
 
 if TYPE_CHECKING:
     from .infer import Analysis
@@ -82,6 +83,8 @@ class Calls(Expressions):
         if path == "local.array":
             shape, dtype, _ = self.declaration(node)
             return Kind("local", False, dtype=dtype, shape=shape)
+        if path == "cg.this_grid":
+            return Kind("static", True, value=Target("cuda", "cg.grid"))
         if path == "shared.array":
             shape, dtype, _ = self.declaration(node)
             return Kind("array", True, len(shape), dtype)

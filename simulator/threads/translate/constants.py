@@ -84,11 +84,18 @@ class Constants:
         if isinstance(node, ast.Attribute):
             base = self.static(node.value)
             return member(base, node.attr) if base else None
+        if isinstance(node, ast.Call) and self._is_grid(node):
+            return Target("cuda", "cg.grid")
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             base = self.static(node.value)
             if base and isinstance(base.value, tuple) and base.what in ("const", "object"):
                 return classify(base.value[self.constant(node.slice)])
         return None
+
+    def _is_grid(self, node: ast.Call) -> bool:
+        """Whether a call is ``cuda.cg.this_grid()``."""
+        path = isinstance(node.func, ast.Attribute | ast.Name) and self.static(node.func)
+        return path == ("cuda", "cg.this_grid")
 
     def constant(self, node) -> Any:
         """Value of an expression of constants, as shapes are.

@@ -46,6 +46,8 @@ class Functions:
         Whether branches note where threads went (only needed to count).
     locals : dict of (Place, column) to (shape, dtype)
         The local arrays of each thread.
+    meets : bool
+        Whether a barrier of the grid is called.
     run_time_indices : list of Place
         Lines that keep local arrays out of registers.
     lines : dict
@@ -86,7 +88,7 @@ class Functions:
         self._constants: dict[int, Array] = {}
         self._kept: list = []
         self._regions = 0
-        self._fenced = False
+        self._fenced = self.meets = False
         self._positions: dict[tuple, int] = {}
 
     def specialise(self, function, kinds, named, place: Place) -> Analysis:
@@ -154,6 +156,10 @@ class Functions:
         """The kernel calls ``cuda.threadfence``."""
         self._fenced = True
 
+    def note_meeting(self) -> None:
+        """The kernel has a barrier of the grid."""
+        self.meets = True
+
     def region(self) -> int:
         """A new number for a branch."""
         self._regions += 1
@@ -195,19 +201,19 @@ class Functions:
     def shared_maker(self, analysis, node, name, shape, dtype, alignment):
         """Function that gives the block's shared array declared at `node`."""
         key = (analysis.function, node.lineno, node.col_offset)
-        shared = self.shared
+        shared, runtime = self.shared, self.runtime
         if shape == (0,):
             self.dynamic_types.add(dtype)
 
             def make():
                 sizes = [np.dtype(F64 if one == "" else one).itemsize for one in self.dynamic_types]
-                return shared.dynamic(name, dtype, min(sizes))
+                return shared.dynamic(name, dtype, min(sizes)).there(runtime.thread.slot)
 
         else:
             array = shared.static(key, name, shape, dtype, alignment)
 
             def make():
-                return array
+                return array.there(runtime.thread.slot)
 
         self.keep(make)
         return make

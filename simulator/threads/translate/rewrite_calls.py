@@ -130,6 +130,10 @@ class CallRewriter(AccessRewriter):
             return call(self.bind(make, "local"))
         if path == "shared.array":
             return self._shared(node)
+        if path == "cg.this_grid":
+            return ast.Constant(None)
+        if path == "cg.grid.sync":
+            self.functions.note_meeting()
         method = getattr(self.functions.device, path.replace(".", "_"), None)
         if method is None:
             raise self.analysis.unsupported(node, f"cuda.{path}")
