@@ -57,7 +57,7 @@ def cases() -> list[Case]:
         for columns in (64, 32):
             for first, step in ((0, rows), (40, 0), (SEQLEN - rows // 2, 0), (SEQLEN, 0)):
                 found.append(Case("load", rows, columns, first, step))
-                if step or first < SEQLEN and first != 40:
+                if step or (first < SEQLEN and first != 40):
                     found.append(Case("store", rows, columns, first, step if step else -2 * rows))
     return found
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from counter_cases import CASES, case_named, launches, traced  # noqa: E402
 
-from flash_numba.problem import Problem  # noqa: E402
+from flash_numba.problem import DTYPES, Problem  # noqa: E402
 from simulator.run import simulate  # noqa: E402
 from simulator.threads.views import beside_hardware  # noqa: E402
 
@@ -56,26 +56,56 @@ def allowed(metric: str, launch, problem, counters) -> tuple[float, float]:
         return 0, 0
     if metric.startswith((SHARED_PASSES, SHARED_CONFLICTS)):
         passes = counters[SHARED_PASSES + metric.split("_op_")[1]]
+        if launch.name.startswith("hopper"):
+            return 0, max(1, MEETING_ENGINES * passes)
         return ARBITRATION * passes, ARBITRATION * passes
-    if metric == f"{SHARED_INSTRUCTIONS}ld.sum" and counters["smsp__inst_executed_op_ldgsts.sum"]:
-        return 0, 0.03 * counters[metric]  # the assembler's fillers around cp.async
     return 0, 0
 
 
-MERGED = {"flash1_backward": ("sLse", "sDelta")}
-"""Shared arrays whose neighbouring fours the compiler reads at once, one value for all lanes: a
-quarter of the instructions, of two passes each."""
+def fillers(counters) -> int:
+    """At most so many shared loads never happen: ``@!PT LDS RZ, [RZ]``, three before a run of
+    cp.async.
+
+    The assembler puts them there. They are executed, but move nothing and take no pass. A run is
+    one copy or more.
+    """
+    return 3 * counters["smsp__inst_executed_op_ldgsts.sum"]
+
+
+MEETING_ENGINES = 0.04
+"""The same where the copy engine and the tensor cores use shared memory meanwhile (3.6 % of the
+passes of hopper-forward-large)."""
+
+MERGED = {
+    "flash1_backward": ("sLse", "sDelta"),
+    "rows_forward": ("p * sV[r, c]",),
+    "registers_forward": ("rQ[c] * sK[key + r, c]", "p * sV[key + r, c]"),
+}
+"""Shared arrays, or reads of them, whose neighbouring fours the compiler reads at once, one value
+for all lanes: a quarter of the instructions, of two passes each."""
+TWICE = {"row_dots"}
+"""Kernels whose 8-byte loads of fp16 the compiler takes apart into two of 4 bytes: both ask for the
+same sectors."""
 
 
 def predicted(launch) -> dict[str, int]:
     """The runner's numbers, with loads of `MERGED` arrays merged."""
     report = traced(launch)
     found = report.hardware()
-    for array in MERGED.get(launch.name, ()):
-        count = report.count("shared", "load", array)
-        assert count.instructions == count.passes
-        found[f"{SHARED_INSTRUCTIONS}ld.sum"] -= 3 * count.instructions // 4
-        found[f"{SHARED_PASSES}ld.sum"] -= count.passes // 2
+    for merged in MERGED.get(launch.name, ()):
+        entries = [
+            entry
+            for entry in report.entries
+            if (entry.memory.space, entry.site.operation) == ("shared", "load")
+            and (entry.memory.name == merged or f"+= {merged}" in entry.site.place.text)
+        ]
+        assert entries, merged
+        for count in (entry.count for entry in entries):
+            assert count.instructions == count.passes
+            found[f"{SHARED_INSTRUCTIONS}ld.sum"] -= 3 * count.instructions // 4
+            found[f"{SHARED_PASSES}ld.sum"] -= count.passes // 2
+    if launch.name in TWICE:
+        found[f"{GLOBAL}ld.sum"] *= 2
     return found
 
 
@@ -114,6 +144,10 @@ def differences(launch, found, problem) -> dict:
     wrong = {}
     for metric, value in predicted(launch).items():
         below, above = allowed(metric, launch, problem, counters)
+        if metric == f"{SHARED_INSTRUCTIONS}ld.sum":
+            more = counters[metric] - value
+            if 0 <= more <= fillers(counters):
+                continue
         if not value - below <= counters[metric] <= value + above:
             wrong[metric] = (value, counters[metric])
     return wrong
@@ -135,6 +169,11 @@ COMPULSORY = {
     ("flash2-forward-large", "flash2_forward"): "q k v",
     ("flash2-backward-large", "delta_pass"): "o o",
     ("flash2-backward-large", "flash2_backward"): "q k v o q lse lse",
+    ("tensor_core-forward-large", "tensor_core_forward"): "q k v",
+    ("tensor_core-backward-large", "row_dots"): "o o",
+    ("tensor_core-backward-large", "tensor_core_dq"): "q k v o lse lse",
+    ("tensor_core-backward-large", "tensor_core_dkv"): "q k v o lse lse",
+    ("hopper-forward-large", "hopper_forward"): "q k v",
 }
 """Tensors that a launch finds in DRAM, by their sizes: dO is like o, dQ like q, delta like lse."""
 CODE_BYTES = 128 * 1024
@@ -145,10 +184,13 @@ CODE_BYTES = 128 * 1024
 def test_dram_reads_each_tensor_once_and_l2_serves_the_rest(name, kernel):
     """The simulator counts what blocks ask for; tiles that are asked for again are in L2."""
     problem = Problem(**case_named(name).problem)
-    sizes = [int(np.prod(problem.shapes[x])) for x in COMPULSORY[name, kernel].split()]
+    names = COMPULSORY[name, kernel].split()
+    sizes = [int(np.prod(problem.shapes[x])) for x in names]
+    item = DTYPES[problem.dtype].itemsize
+    total = sum(size * (4 if x == "lse" else item) for x, size in zip(names, sizes, strict=True))
     launch = next(one for one in MEASURED["cases"][name]["launches"] if one["kernel"] == kernel)
     found = launch["counters"]
-    assert 0 <= found["dram__bytes_read.sum"] - 4 * sum(sizes) <= CODE_BYTES
+    assert 0 <= found["dram__bytes_read.sum"] - total <= CODE_BYTES
     if kernel == "flash2_forward":
         tiles = launch["blocks"] // problem.num_heads
         tile_m = problem.seqlen_q // tiles

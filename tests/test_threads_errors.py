@@ -64,8 +64,7 @@ def test_collected_errors_do_not_stop_the_kernel():
 @pytest.mark.parametrize(
     ("kernel", "says"),
     [
-        (kernels.unsupported, "cuda.activemask"),
-        (kernels.unknown_function, "cuda.cg.this_grid"),
+        (kernels.unsupported, "cuda.float32x2"),
         (kernels.with_try, "the statement try"),
     ],
 )

@@ -316,12 +316,7 @@ def make_scaled(scale, function=None, table=None):
 
 @cuda.jit
 def unsupported(x):
-    x[0] = cuda.activemask()
-
-
-@cuda.jit
-def unknown_function(x):
-    x[0] = cuda.cg.this_grid()
+    x[0] = cuda.float32x2(1, 2).x
 
 
 @cuda.jit

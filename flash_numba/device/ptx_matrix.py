@@ -162,7 +162,8 @@ def _ldmatrix(count, transposed, doc) -> Any:
         return types.UniTuple(types.uint32, count)(shared, at), codegen
 
     typing.__name__ = name
-    operation = emulated_by(emulate, scope="warp", fetch=fetch, context=True)(typing)
+    hooks = {"scope": "warp", "fetch": fetch, "context": True}
+    operation = emulated_by(emulate, "ldmatrix", **hooks)(typing)
     operation.__doc__ = doc
     return operation
 

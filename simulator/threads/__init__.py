@@ -6,6 +6,12 @@ changes as a GPU would, and gives a `Report`. The kernel's module is not touched
 source is rewritten (`rewrite`) against emulations of what its names stand for (`link`), with every
 device function it calls, and runs on one greenlet a thread in a fixed order (`schedule`).
 
+Blocks run one after the other, but for those of a cluster (``trace(kernel, cluster=2)``; the
+instructions are in ``flash_numba.device.hopper.clusters``) and for kernels that call
+``cuda.cg.this_grid().sync()``: their blocks run at once, a barrier of the block then orders its own
+threads only, and races between them are found like others. ``cuda.activemask()`` gives all lanes
+that come the same way; a GPU may give fewer.
+
 ``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane
 by lane; ``report.count(space, operation, array, line)`` gives numbers, ``report.hardware()`` those
 that Nsight Compute would show, ``report.as_dict()`` all of it for JSON.
@@ -34,7 +40,8 @@ through attributes of the intrinsic:
     True: `emulate`, `fetch` and `put` get a `context.Context` before the operands. It knows the
     running thread and keeps state of the block; ``wait`` stops a thread until a condition holds (a
     deadlock's report says for what), ``meet`` is a barrier of a number of threads, ``release`` and
-    ``acquire`` order threads for the search for races, ``copy`` makes accesses those of an
+    ``acquire`` order threads for the search for races, ``cluster`` and ``peer`` give the blocks that
+    run at once and their shared memory, ``at_end`` looks at a thread that returns, ``copy`` makes accesses those of an
     asynchronous copy, and ``finish`` says that it was waited for. ``array.memory.objects`` is a
     dict for the state of what lies in shared memory, such as an mbarrier, empty at a block's start.
 ``operation.traffic`` (default "")
@@ -42,7 +49,8 @@ through attributes of the intrinsic:
     ``"cp.async.commit_group"``, ``"cp.async.wait_group"`` (its first operand says how many groups
     may stay under way) and ``"cp.async.wait_all"`` close groups and wait. ``"bulk"`` and
     ``"wgmma"``, like ``"cp.async"``, do not go through the load/store unit: no passes over shared
-    memory. ``"acquire"`` and ``"release"``: loads and stores that order blocks; as with
+    memory. ``"ldmatrix"`` and ``"stmatrix"`` are counted like loads and stores, but their
+    instructions apart. ``"acquire"`` and ``"release"``: loads and stores that order blocks; as with
     ``cuda.threadfence``, races between blocks are then not looked for.
 
 Names that are not emulated are errors that name the source line, before the kernel runs.

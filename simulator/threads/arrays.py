@@ -112,7 +112,7 @@ class Array:
 
     def __iter__(self):
         # Without it, Python would iterate by index until one is reported as out of bounds.
-        raise TypeError("a loop over an array's elements is not traced: loop over range(len(...))")
+        raise TypeError("an array is run through here in a way that is not traced: use its indices")
 
     def there(self, slot: int) -> Array:
         """The same part of the shared memory of another block that runs at once."""
@@ -160,7 +160,7 @@ class Array:
         index = self._axes(index)
         if len(index) < self.ndim or any(isinstance(i, slice) for i in index):
             view: Any = self.view(index)
-            many = hasattr(value, "__getitem__")
+            many = isinstance(value, Array | tuple | list)
             one: Any
             for one in itertools.product(*map(range, view.shape)):
                 view[one] = value[one if len(one) > 1 else one[0]] if many else value
@@ -202,6 +202,11 @@ class Array:
         if key not in self.parts:
             self.parts[key] = Array(self.runtime, self.memory, self.dtype, shape, steps, start)
         return self.parts[key]
+
+    @property
+    def T(self) -> Array:
+        """The array with its axes in reverse order."""
+        return self.part(self.shape[::-1], self.steps[::-1], self.start)
 
     def reshape(self, *shape) -> Array:
         """Another shape of the same C-ordered elements."""
@@ -262,6 +267,12 @@ class Array:
                 at = self.runtime.alike.element(self, at, code)
             self.runtime.append(self.address(at) << 16 | code)
         return at, size
+
+
+def items(array: Array, code: int):
+    """What a loop over `array` runs over: elements, each loaded in its turn, or rows."""
+    for i in range(array.shape[0]):
+        yield array.get(i, code) if array.ndim == 1 else array.view((i,))
 
 
 def c_steps(shape) -> tuple[int, ...]:

@@ -158,9 +158,18 @@ class Collectives:
         return self._vote("match_all_sync", position, mask, value, resolve)
 
     def activemask(self, position):
-        """Not emulated: which lanes run together is the scheduler's choice."""
-        self.runtime.here = position
-        raise self.runtime.error("unsupported", "cuda.activemask depends on timing")
+        """The lanes that run together, as bits: here all that come the same way.
+
+        Which do is the scheduler's choice on a GPU, which may give fewer: it runs them apart.
+        """
+        runtime, thread = self.runtime, self.runtime.thread
+        state, key = runtime.states[thread.slot], ("active", thread.warp, position, thread.place)
+        together = state.setdefault(key, [])
+        together.append(thread.lane)
+        runtime.here, runtime.instruction = position, "activemask"
+        # Asked when nobody else can run: then whoever could come has come.
+        runtime.wait_until(lambda: state.pop(key, True) is not None, "")
+        return CASTS["uint32"](sum(1 << lane for lane in together))
 
     def lanemask_lt(self, position):
         """Bits of the lanes below."""

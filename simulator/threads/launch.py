@@ -148,25 +148,24 @@ class Launch:
             ]
             for dtype in self.functions.dynamic_types:
                 self.shared.dynamic("dynamic shared memory", dtype, min(sizes))
-        teams = self._teams()
+        together = self._together()
         self.races = None
         if self.runtime.checking:
-            threads = max(map(len, teams), default=1) * math.prod(self.configured.block)
+            threads = max(map(len, together), default=1) * math.prod(self.configured.block)
             self.races = RaceFinder(self.runtime, self.memories, threads)
         counter = Counter(self.runtime.log, self.memories)
         if self.runtime.alike is not None:
             ran, sampled = Sample(self, kernel, values).run(counter, self.runtime.alike)
             return self._report(counter, ran, sampled)
-        for number, blocks in enumerate(teams):
+        for number, blocks in enumerate(together):
             counter.barriers += self.run_blocks(kernel, values, counter, number, blocks)
-        return self._report(counter, sum(map(len, teams)))
+        return self._report(counter, sum(map(len, together)))
 
-    def _teams(self) -> list[list[Dim3]]:
+    def _together(self) -> list[list[Dim3]]:
         """The blocks that run at once; makes the shared memory of each."""
         meets, cluster = self.functions.meets, self.runtime.cluster
         grid, threads = self.configured.grid, math.prod(self.configured.block)
-        together = meets or cluster > 1
-        if together and (self.blocks == "representative" or self.phases is not None):
+        if (meets or cluster > 1) and (self.blocks == "representative" or self.phases is not None):
             raise ValueError(
                 "blocks='representative' and tiles=True need blocks that run on their own, "
                 "without clusters and barriers of the grid"
@@ -243,7 +242,7 @@ class Launch:
                     self.phases.append(phase(number, words, segments, sites, self.arrays))
                 counter.add(group(words, members, segments, places), lanes)
                 if self.races:
-                    self.races.check(words, segments)
+                    self.races.check(words, segments, ended=not team.alive)
             places[:] = [thread.place for thread in members]
 
         team = Team(runtime, blocks, at_barrier, self.functions.lines, self.order)

@@ -34,7 +34,7 @@ class Site:
     size : int
         Bytes a lane moves; 0 where the array decides (a scalar access).
     traffic : str
-        "" for accesses through registers, "cp.async" for copies that bypass them.
+        "" for plain accesses, else what the instruction declares, such as "cp.async".
     """
 
     place: Place

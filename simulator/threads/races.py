@@ -94,6 +94,9 @@ class RaceFinder:
         self._order = np.argsort([m.base for m in memories])
         self._bases = np.array([m.base for m in memories])
         self._granules = np.array([m.granule for m in memories])
+        self._slots = np.array(
+            [m.twins.index(m) if m.twins else -1 for m in memories] or [-1], np.int64
+        )
         self._is_global = np.array([m.space == "global" for m in memories])
         cells = int(self._first_cell[-1])
         self._stamps = np.full((2, cells), -1)
@@ -102,8 +105,15 @@ class RaceFinder:
         self._code_of = np.zeros((4, cells), np.int32)
         self.block_number = 0
 
-    def check(self, words: np.ndarray, segments) -> None:
+    def check(self, words: np.ndarray, segments, ended: bool = False) -> None:
         """Look at the log since the last barrier.
+
+        Parameters
+        ----------
+        words : int64 array
+        segments : list of Segment
+        ended : bool
+            Whether the blocks have ended.
 
         Raises
         ------
@@ -129,6 +139,29 @@ class RaceFinder:
         else:
             self._unordered(found, segments)
         self._between_blocks(found.cell, found.code, found.kind)
+        if ended and self._slots.max() > 0:
+            self._leaving(found, segments)
+
+    def _leaving(self, found: Accesses, segments) -> None:
+        """Shared memory of another block must be left before that block ends."""
+        memory = np.searchsorted(self._first_cell, found.cell, side="right") - 1
+        slots, own = self._slots[memory], np.array([one.thread.slot for one in segments])
+        table = self.runtime.order.table()
+        foreign = np.flatnonzero((slots >= 0) & (slots != own[found.segment]))
+        pairs = np.stack([found.segment[foreign], slots[foreign]])
+        for number, slot in np.unique(pairs, axis=1).T.tolist():
+            one = segments[number]
+            owners = [t for t in self.runtime.order.threads if t.slot == slot]
+            if all(table[t.last_view, one.actor] >= one.moment for t in owners):
+                continue
+            at = foreign[(pairs == [[number], [slot]]).all(axis=0)][0]
+            text = (
+                f"thread {one.thread.index} of block {one.thread.block} {_VERBS[found.kind[at]]} "
+                f"{self._element(int(found.cell[at]))} of block {owners[0].block}, which may have "
+                "ended: let the cluster meet before a block returns"
+            )
+            self.runtime.report(KernelError(Finding("race", text, (self._place(found.code[at]),))))
+            return
 
     def _by_cell(self, address, code, segment, value, at) -> Accesses:
         """One entry an element: vector accesses are taken apart."""

@@ -14,6 +14,13 @@ from .errors import Finding, Place
 from .log import Site
 from .tiles import steps
 
+SHARED_INSTRUCTIONS = "smsp__inst_executed_op_shared_"
+MATRIX_METRICS = {
+    "ldmatrix": ("smsp__inst_executed_op_ldsm.sum", "ld"),
+    "stmatrix": ("smsp__inst_executed_op_shared_stsm.sum", "st"),
+}
+"""Traffic of instructions that move matrices: their own counter, and the one they are not in."""
+
 
 @dataclass
 class Entry:
@@ -99,7 +106,8 @@ class Report:
         line : int, optional
             Source line.
         traffic : str, optional
-            "" for accesses through registers, "cp.async" for asynchronous copies.
+            "" for plain accesses, else what an instruction says, such as "cp.async", "bulk",
+            "ldmatrix".
         """
         total = Count()
         for entry in self.entries:
@@ -151,8 +159,10 @@ class Report:
         Notes
         -----
         Sectors of ``cp.async`` follow `passes.copy_sectors`. Bulk copies and wgmma do not go
-        through the load/store unit and are in none of these. Loads that the compiler merges or
-        drops still count here: instructions and passes of shared loads are those of the source.
+        through the load/store unit and are in none of these. ``ldmatrix`` and ``stmatrix`` have
+        counters of their own for instructions, but their passes are with those of loads and
+        stores. Loads that the compiler merges or drops still count here: instructions and passes
+        of shared loads are those of the source.
         """
         through = [e for e in self.entries if e.site.traffic not in BYPASS]
         copies = self.count("global", "load", traffic="cp.async")
@@ -172,11 +182,15 @@ class Report:
         }
         for name, operation in (("ld", "load"), ("st", "store")):
             for metric, part in (
-                ("smsp__inst_executed_op_shared_", "instructions"),
+                (SHARED_INSTRUCTIONS, "instructions"),
                 ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_", "passes"),
                 ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_", "conflicts"),
             ):
                 found[f"{metric}{name}.sum"] = total("shared", operation, part)
+        for matrix, (metric, plain) in MATRIX_METRICS.items():
+            count = self.count("shared", traffic=matrix).instructions
+            found[f"{SHARED_INSTRUCTIONS}{plain}.sum"] -= count
+            found[metric] = count
         return found
 
     def as_dict(self) -> dict:

@@ -70,6 +70,8 @@ class Calls(Expressions):
             return Kind("int", uniform)
         if name in ("float", "bool"):
             return Kind({"float": "float64"}.get(name, name), uniform)
+        if name in ("max", "min") and len(arguments) == 1 and arguments[0].name == "tuple":
+            arguments = list(arguments[0].parts)
         if name in ("max", "min") and len(arguments) > 1:
             kind = arguments[0].name
             for one in arguments[1:]:
@@ -83,6 +85,8 @@ class Calls(Expressions):
         if path == "local.array":
             shape, dtype, _ = self.declaration(node)
             return Kind("local", False, dtype=dtype, shape=shape)
+        if path == "const.array_like":
+            return arguments[0] if arguments else ANY
         if path == "cg.this_grid":
             return Kind("static", True, value=Target("cuda", "cg.grid"))
         if path == "shared.array":

@@ -66,7 +66,12 @@ class Expressions(Constants):
                 return Kind("tuple", True, parts=(UNIFORM_INT,) * count)
             if node.attr in ("size", "ndim", "itemsize", "nbytes"):
                 return UNIFORM_INT
+            if kind.name == "array" and node.attr == "T":
+                return kind
         return Kind("any", kind.uniform)
+
+    def _kind_lambda(self, node):
+        raise self.unsupported(node, "a function that is made within another one")
 
     def _kind_tuple(self, node):
         if any(isinstance(one, ast.Starred) for one in node.elts):
@@ -125,7 +130,8 @@ class Expressions(Constants):
             return ANY
         if len(kinds) > kind.ndim or any(k.name == "any" for k in kinds):
             return ANY
-        return kind._replace(ndim=kind.ndim - len(kinds) + len(sliced))
+        same = all(self.kind(one).uniform for one in sliced)
+        return kind._replace(ndim=kind.ndim - len(kinds) + len(sliced), uniform=same)
 
     def _kind_slice(self, node):
         parts = [self.kind(one) for one in (node.lower, node.upper, node.step) if one]
@@ -136,8 +142,30 @@ class Expressions(Constants):
         """The index expressions of ``a[i, j]``."""
         return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
 
+    def iterates(self, node) -> str | None:
+        """``"enumerate"`` or ``"zip"`` for a call of it."""
+        target = self.static(node.func) if isinstance(node, ast.Call) else None
+        return target.value if target in (("builtin", "enumerate"), ("builtin", "zip")) else None
+
+    @staticmethod
+    def item_of(array: Kind) -> Kind:
+        """Kind of what a loop over an array runs over."""
+        if array.ndim > 1:
+            return array._replace(ndim=array.ndim - 1)
+        return number(array.dtype, False)
+
     def _item(self, iterable) -> Kind:
+        name = self.iterates(iterable)
+        if name == "enumerate":
+            turn = Kind("int", self.kind(iterable).uniform)
+            return Kind("tuple", False, parts=(turn, self._item(iterable.args[0])))
+        if name == "zip":
+            return Kind("tuple", False, parts=tuple(self._item(one) for one in iterable.args))
         kind = self.kind(iterable)
+        if kind.name == "array":
+            return self.item_of(kind)
+        if kind.name == "local":
+            return number(kind.dtype, False) if len(kind.shape) == 1 else ANY
         if kind.name == "range":
             return Kind("int", kind.uniform)
         if kind.name == "tuple" and kind.parts:

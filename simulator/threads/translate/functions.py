@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array
+from ..arrays import Array, items
 from ..device import Device
 from ..errors import Place, fail
 from ..instructions import instruction
@@ -75,6 +75,7 @@ class Functions:
             "_load": self._load,
             "_store": self._store,
             "_wrapped": self._wrapped,
+            "_items": items,
             "_divide": divide,
             "_local_view": LocalView,
             "_by_data": runtime.alike.by_data if runtime.alike is not None else None,

@@ -127,6 +127,8 @@ class Analysis(Calls):
             self.env[target.id] = kind if old is None else join(old, kind)
         elif isinstance(target, ast.Tuple | ast.List):
             parts = kind.parts if kind.name == "tuple" else ()
+            if kind.name == "array":
+                parts = (self.item_of(kind),) * len(target.elts)
             for i, one in enumerate(target.elts):
                 whole = len(parts) == len(target.elts)
                 self._bind(one, parts[i] if whole else Kind("any", kind.uniform))

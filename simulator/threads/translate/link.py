@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 SPECIAL = {"shared.array", "local.array", "threadIdx", "blockIdx", "blockDim", "gridDim"}
-SPECIAL |= {"laneid", "warpsize", "cg.this_grid", "cg.grid"}
+SPECIAL |= {"laneid", "warpsize", "const.array_like", "cg.this_grid", "cg.grid"}
 _PREFIXES = ("shared", "local", "atomic", "fp16", "const", "cg")
 _MATH = {
     id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)

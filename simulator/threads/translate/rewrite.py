@@ -18,6 +18,8 @@ from ..scalars import CASTS, F64
 from .infer import Analysis
 from .kinds import FLOATS, INDEX_ROOTS, INTEGERS, Kind
 
+ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides", "T")
+"""Of arrays, that kernels may read."""
 CONVERTED = ("int", "float32", "float16", "bool")
 
 
@@ -101,7 +103,22 @@ class Rewriter(ast.NodeTransformer):
                 return True
             if isinstance(one, ast.Call) and self._call_touches(one):
                 return True
+            if isinstance(one, ast.For) and self._loads_items(one.iter):
+                return True
+            if isinstance(one, ast.Assign) and self._unpacks(one):
+                return True
         return False
+
+    def _unpacks(self, node: ast.Assign) -> bool:
+        """Whether an assignment takes an array apart."""
+        several = any(isinstance(target, ast.Tuple) for target in node.targets)
+        return several and self.kind(node.value).name == "array"
+
+    def _loads_items(self, node) -> bool:
+        """Whether a loop runs over elements of an array."""
+        if self.analysis.iterates(node):
+            return any(map(self._loads_items, node.args))
+        return self.kind(node).name == "array"
 
     def _call_touches(self, node) -> bool:
         target = self.analysis.static(node.func)
@@ -171,6 +188,8 @@ class Rewriter(ast.NodeTransformer):
         if base and base.what == "cuda" and base.value in INDEX_ROOTS:
             return ast.Attribute(self._cuda_value(node, base.value), node.attr, ast.Load())
         kind = self.kind(node.value)
+        if kind.name == "array" and node.attr not in ATTRIBUTES:
+            raise self.analysis.unsupported(node, f"{node.attr} of an array")
         if kind.name == "local" and isinstance(node.value, ast.Name):
             return ast.Attribute(self._local_view(node.value, kind), node.attr, ast.Load())
         return self.generic_visit(node)

@@ -127,6 +127,9 @@ class AccessRewriter(Rewriter):
         if isinstance(target, ast.Subscript):
             return [self.store(target, value, kind)]
         parts = kind.parts if kind.name == "tuple" else (Kind(),) * len(target.elts)
+        if kind.name == "array":
+            value = call("_items", value, self.code(node, LOAD))
+            parts = (self.analysis.item_of(kind),) * len(target.elts)
         names = [self.temporary() for _ in target.elts]
         unpack = ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
         statements: list[ast.stmt] = [ast.copy_location(ast.Assign([unpack], value), node)]

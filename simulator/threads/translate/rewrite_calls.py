@@ -67,6 +67,8 @@ class CallRewriter(AccessRewriter):
 
     def _method(self, node):
         if isinstance(node.func, ast.Attribute):
+            if self.kind(node.func.value).name == "array" and node.func.attr != "reshape":
+                raise self.analysis.unsupported(node, f"{node.func.attr} of an array")
             arguments, keywords = self._arguments(node)
             function = ast.Attribute(self.visit(node.func.value), node.func.attr, ast.Load())
             return ast.copy_location(ast.Call(function, arguments, keywords), node)
@@ -80,7 +82,12 @@ class CallRewriter(AccessRewriter):
     def _call_math(self, node, function):
         return self._plain(node, self.bind(function, "math"))
 
-    _call_native = _call_class = _call_math
+    _call_class = _call_math
+
+    def _call_native(self, node, function):
+        if any(self.kind(one).name == "array" for one in node.args):
+            raise self.analysis.unsupported(node, f"calling {ast.unparse(node.func)} with an array")
+        return self._call_math(node, function)
 
     def _call_builtin(self, node, name):
         if name == "len" and self.kind(node.args[0]).name == "local":
@@ -130,6 +137,11 @@ class CallRewriter(AccessRewriter):
             return call(self.bind(make, "local"))
         if path == "shared.array":
             return self._shared(node)
+        if path == "const.array_like":
+            given = self.analysis.static(node.args[0])
+            if given is None or given.what != "array":
+                raise self.analysis.unsupported(node, "a constant array that is made at run time")
+            return load(self.functions.constant_array(self, given.value, node.args[0]))
         if path == "cg.this_grid":
             return ast.Constant(None)
         if path == "cg.grid.sync":

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import ast
 
+from ..log import LOAD
+from ..mathematics import BUILTINS
 from ..runtime import TURNS_BEFORE_PAUSE
 from .flops import fixed_turns, runs
 from .rewrite import call, load
 from .rewrite_calls import CallRewriter
+
+
+def _is_names(target) -> bool:
+    """Whether a loop's target is a name, or a tuple of them."""
+    if isinstance(target, ast.Tuple):
+        return all(map(_is_names, target.elts))
+    return isinstance(target, ast.Name)
 
 
 class FlowRewriter(CallRewriter):
@@ -98,17 +107,27 @@ class FlowRewriter(CallRewriter):
         return [*self._begin(visit, node), branch, self._leave(visit, node)]
 
     def visit_For(self, node):
-        """A loop over a range or a tuple."""
-        items = self.visit(node.iter)
-        target: ast.expr = node.target
-        if not isinstance(target, ast.Name):
-            raise self.analysis.unsupported(node, "a loop over several variables at once")
+        """A loop over a range, a tuple or an array, with ``enumerate`` and ``zip`` around them."""
+        items, target = self._items(node.iter), node.target
+        if not _is_names(target):
+            raise self.analysis.unsupported(node, "a loop whose variables are not all plain names")
         counted = bool(fixed_turns(self.analysis, node))
         body = self._block(node.body, counted)
         loop = ast.For(target, items, body, self._block(node.orelse), None)
         turns = self.analysis.constant_range(node.iter)
         bounded = turns is not None and len(turns) < TURNS_BEFORE_PAUSE
         return self._loop(node, ast.copy_location(loop, node), bounded)
+
+    def _items(self, node):
+        """What a loop runs over; elements of arrays are loaded, at the loop's line."""
+        if name := self.analysis.iterates(node):
+            arguments = [self._items(one) for one in node.args]
+            keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
+            made = ast.Call(load(self.bind(BUILTINS[name], name)), arguments, keywords)
+            return ast.copy_location(made, node)
+        if self.kind(node).name == "array":
+            return ast.copy_location(call("_items", self.visit(node), self.code(node, LOAD)), node)
+        return self.visit(node)
 
     def visit_While(self, node):
         """A loop with a condition."""
@@ -120,7 +139,7 @@ class FlowRewriter(CallRewriter):
         before: list[ast.stmt] = []
         start: list[ast.stmt] = []
         after: list[ast.stmt] = []
-        tests = [node.test] if isinstance(node, ast.While) else []
+        tests = [node.test if isinstance(node, ast.While) else node.iter]
         varies = self.functions.marking and node in self.analysis.varying_loops
         if varies and self.touches(*node.body, *tests):
             visit, turn = self.temporary(), self.temporary()
