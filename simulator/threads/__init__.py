@@ -40,10 +40,11 @@ through attributes of the intrinsic:
     True: `emulate`, `fetch` and `put` get a `context.Context` before the operands. It knows the
     running thread and keeps state of the block; ``wait`` stops a thread until a condition holds (a
     deadlock's report says for what), ``meet`` is a barrier of a number of threads, ``release`` and
-    ``acquire`` order threads for the search for races, ``cluster`` and ``peer`` give the blocks that
-    run at once and their shared memory, ``at_end`` looks at a thread that returns, ``copy`` makes accesses those of an
-    asynchronous copy, and ``finish`` says that it was waited for. ``array.memory.objects`` is a
-    dict for the state of what lies in shared memory, such as an mbarrier, empty at a block's start.
+    ``acquire`` order threads for the search for races, ``cluster`` and ``peer`` give the blocks
+    that run at once and their shared memory, ``at_end`` looks at a thread that returns, ``copy``
+    makes accesses those of an asynchronous copy, and ``finish`` says that it was waited for.
+    ``array.memory.objects`` is a dict for the state of what lies in shared memory, such as an
+    mbarrier, empty at a block's start.
 ``operation.traffic`` (default "")
     What the accesses within are counted as. ``"cp.async"``: copies of their thread's open group;
     ``"cp.async.commit_group"``, ``"cp.async.wait_group"`` (its first operand says how many groups
