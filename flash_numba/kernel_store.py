@@ -11,10 +11,14 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from .driver import Function
 
 VARIABLE = "FLASH_NUMBA_CACHE"
 
@@ -92,9 +96,7 @@ def save(key: str, content: bytes) -> None:
         return
     temporary = None
     try:
-        if not place.is_dir():
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _prune(place.parent)
+        _make(place)
         with tempfile.NamedTemporaryFile(dir=place, prefix="writing-", delete=False) as file:
             temporary = file.name
             file.write(hashlib.blake2b(content, digest_size=32).digest() + content)
@@ -102,6 +104,37 @@ def save(key: str, content: bytes) -> None:
     except OSError:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(key: str) -> Iterator[None]:
+    """Keep other processes out that want the same key, where files can be locked."""
+    place = folder()
+    try:
+        import fcntl
+
+        if place is None:
+            raise OSError
+        _make(place)
+        path = place / f"lock-{key}"
+        file = path.open("w")
+    except (ImportError, OSError):
+        yield
+        return
+    with file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:  # who waits has it open; who comes later finds what was kept
+            path.unlink(missing_ok=True)
+
+
+def _make(place: Path) -> None:
+    """Make the folder of this version, in place of the oldest one."""
+    if not place.is_dir():
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _prune(place.parent)
 
 
 def _prune(root: Path) -> None:
@@ -120,6 +153,15 @@ def load_kernel(key: str) -> tuple[bytes, str] | None:
         return None
     name, _, cubin = found.partition(b"\n")
     return cubin, name.decode()
+
+
+def load_function(key: str, shared_bytes: int) -> Function | None:
+    """A kernel as the driver has it, on the current GPU."""
+    stored = load_kernel(key)
+    try:
+        return None if stored is None else Function(*stored, shared_bytes)
+    except RuntimeError:  # whole, and yet not of this driver: as if it were not there
+        return None
 
 
 def save_kernel(key: str, cubin: bytes, name: str) -> None:

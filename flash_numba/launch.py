@@ -109,15 +109,17 @@ def _function(dispatcher, signature, shared_bytes: int, device: int):
     except Unknown:  # kept in memory only
         return Function(*_compile(dispatcher, signature), shared_bytes), None
     key = kernel_store.key_of("kernel", what)
-    try:
-        stored = kernel_store.load_kernel(key)
-        if stored is not None:
-            return Function(*stored, shared_bytes), key
-    except RuntimeError:
-        pass  # whole, and yet not of this driver: as if it were not there
-    cubin, name = _compile(dispatcher, signature)
-    kernel_store.save_kernel(key, cubin, name)
-    return Function(cubin, name, shared_bytes), key
+    found = kernel_store.load_function(key, shared_bytes)
+    if found is None:
+        with kernel_store.alone(key):
+            found = kernel_store.load_function(
+                key, shared_bytes
+            )  # another process may have compiled it meanwhile
+            if found is None:
+                cubin, name = _compile(dispatcher, signature)
+                kernel_store.save_kernel(key, cubin, name)
+                found = Function(cubin, name, shared_bytes)
+    return found, key
 
 
 def _compile(dispatcher, signature) -> tuple[bytes, str]:

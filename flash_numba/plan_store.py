@@ -56,8 +56,4 @@ def _read(step: dict, device: int) -> Any:
 
 @cache
 def _function(key: str, shared_bytes: int, device: int) -> Function | None:
-    stored = kernel_store.load_kernel(key)
-    try:
-        return None if stored is None else Function(*stored, shared_bytes)
-    except RuntimeError:  # whole, and yet not of this driver: as if it were not there
-        return None
+    return kernel_store.load_function(key, shared_bytes)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,36 @@ def test_processes_that_write_at_once_leave_whole_files(place):
         writer.join()
         assert writer.exitcode == 0
     assert [path.name for path in place.iterdir()] == [KEY]
+
+
+def compile_alone(number):
+    """Run in a process of its own: what `launch` does, with half a second of work."""
+    if kernel_store.load_kernel(KEY) is None:
+        with kernel_store.alone(KEY):
+            if kernel_store.load_kernel(KEY) is None:
+                time.sleep(0.5)
+                kernel_store.save_json(f"compiled-by-{number}", number)
+                kernel_store.save_kernel(KEY, b"code", "name")
+
+
+def test_processes_that_want_one_kernel_at_once_compile_it_once(place):
+    pytest.importorskip("fcntl")
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=compile_alone, args=(number,)) for number in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert len(list(place.glob("compiled-by-*"))) == 1
+    assert not list(place.glob("lock-*"))
+
+
+def test_a_compilation_that_fails_lets_the_next_one_in(place):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"), kernel_store.alone(KEY):
+            raise ValueError("no")
+    assert not list(place.glob("lock-*"))
 
 
 def environment_of(folder, **variables) -> str:

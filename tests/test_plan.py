@@ -175,7 +175,7 @@ def place(tmp_path, monkeypatch):
                 raise RuntimeError("CUDA_ERROR_NO_BINARY_FOR_GPU")
             loaded.append((cubin, name, shared_bytes))
 
-    monkeypatch.setattr(plan_store, "Function", Loaded)
+    monkeypatch.setattr(kernel_store, "Function", Loaded)
     plan_store._function.cache_clear()
     yield loaded
     plan_store._function.cache_clear()
