@@ -1,10 +1,11 @@
-"""Every kernel of the fp32 rungs under compute-sanitizer, forward and backward.
+"""Every kernel of every rung under compute-sanitizer, forward and backward.
 
     python benchmarks/sanitize.py benchmarks/results/sanitize.json
 
-A process for each tool and rung runs `exercise`: tails, causal and window, key lengths, a block
-list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a learned tensor. The
-JSON has the errors that each tool reported; the exit status is 1 if there was any.
+A process for each tool, rung and half of the features runs `exercise`: tails, causal and window,
+key lengths, a block list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a
+learned tensor. All find their kernels compiled, by a first process without a tool for each rung and
+half. The JSON has the errors that each tool reported; the exit status is 1 if there was any.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from flash_numba.ladder import RUNGS
 from flash_numba.problem import DTYPES, Problem
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-LADDER = tuple(rung.name for rung in RUNGS if rung.modules and "fp32" in rung.dtypes)
+LADDER = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
+HALVES = ("changes", "masks")
 
 
 def stripes(batch, head, q_idx, k_idx, aux):
@@ -46,7 +48,7 @@ def tempered_aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
     return score
 
 
-def exercise(rung: str, scale: int) -> None:
+def exercise(rung: str, half: str, scale: int) -> None:
     """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names."""
     names, whole = set(), launch._function
 
@@ -65,40 +67,41 @@ def exercise(rung: str, scale: int) -> None:
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
     learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
-    cases = {
-        "fp32": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0, "score_mod": learned}
-        | {"bias": normal(2, 1, m)},
-        "fp16": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
-    }
-    for dtype, options in cases.items():
-        q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
-        k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
-        needs = ("q", "k", "v", *(("bias", "score_mod") if "bias" in options else ()))
-        options["kernel"] = rung
-        o, lse = flash_attention(q, k, v, return_lse=True, **options)
-        found = flash_attention_backward(
-            do, q, k, v, o, lse, dlse=normal(2, 2, n), needs=needs, **options
-        )
-        assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
+    options = {
+        "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
+        | {"score_mod": learned, "bias": normal(2, 1, m)},
+        "masks": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
+    }[half] | {"kernel": rung}
+    needs = ("q", "k", "v", *(("bias", "score_mod") if half == "changes" else ()))
+    dtype = LADDER[rung][HALVES.index(half)]
+    q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
+    k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
+    o, lse = flash_attention(q, k, v, return_lse=True, **options)
+    found = flash_attention_backward(
+        do, q, k, v, o, lse, dlse=normal(2, 2, n), needs=needs, **options
+    )
+    assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
     print("KERNELS", *sorted(names))
 
 
-def sanitized(tool: str, rung: str) -> dict:
-    """One row: a process that exercises `rung` under `tool`."""
+def sanitized(tool: str | None, rung: str, half: str) -> dict:
+    """One row: a process that exercises `rung`, under `tool` if there is one."""
     scale = "1" if tool == "racecheck" else "2"
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
-    command += [__file__, "--exercise", rung, "--scale", scale]
-    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--exercise", rung, half, "--scale", scale]
+    if tool:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     text = done.stdout + done.stderr
     found = re.findall(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )(\d+)", text)
     kernels = re.findall(r"^KERNELS (.*)$", text, re.MULTILINE)
-    if not found or not kernels or done.returncode:
-        print(tool, rung, text[-3000:], sep="\n", file=sys.stderr)
+    if not (found or tool is None) or not kernels or done.returncode:
+        print(tool, rung, half, text[-3000:], sep="\n", file=sys.stderr)
     return {
         "tool": tool,
         "rung": rung,
+        "half": half,
         "errors": int(found[-1]) if found else None,
         "exit_status": done.returncode,
         "kernels": kernels[0].split() if kernels else [],
@@ -107,17 +110,18 @@ def sanitized(tool: str, rung: str) -> dict:
 
 
 def main() -> None:
-    """Run every tool on every rung, side by side, and write the rows."""
+    """Compile, run every tool on every rung, side by side, and write the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", nargs="?")
-    parser.add_argument("--exercise", choices=LADDER)
+    parser.add_argument("--exercise", nargs=2, metavar=("RUNG", "HALF"))
     parser.add_argument("--scale", type=int, default=2)
     options = parser.parse_args()
     if options.exercise:
-        exercise(options.exercise, options.scale)
+        exercise(*options.exercise, options.scale)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda pair: sanitized(*pair), product(TOOLS, LADDER)))
+        list(pool.map(lambda one: sanitized(None, *one), product(LADDER, HALVES)))
+        rows = list(pool.map(lambda one: sanitized(*one), product(TOOLS, LADDER, HALVES)))
     for row in rows:
         print(row)
     if options.output:
