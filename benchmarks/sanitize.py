@@ -121,9 +121,10 @@ def main() -> None:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: sanitized(None, *one), product(LADDER, HALVES)))
-        rows = list(pool.map(lambda one: sanitized(*one), product(TOOLS, LADDER, HALVES)))
-    for row in rows:
-        print(row)
+        rows = []
+        for row in pool.map(lambda one: sanitized(*one), product(TOOLS, LADDER, HALVES)):
+            rows.append(row)
+            print(row, flush=True)
     if options.output:
         from common import write  # imports torch, which nothing else here needs
 
