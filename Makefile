@@ -38,7 +38,7 @@ format: $(DEV_STAMP)
 	$(BIN)/ruff format $(SOURCES)
 
 gpu-test: $(DEV_STAMP)
-	$(BIN)/python benchmarks/gpu_tests.py gpu_tests.json -- -n 4
+	$(BIN)/python benchmarks/gpu_tests.py gpu_tests.json -- -n 4 --dist worksteal
 
 compile-all: $(DEV_STAMP)
 	$(BIN)/python benchmarks/compile_table.py --all compile_all.json

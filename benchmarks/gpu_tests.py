@@ -1,6 +1,7 @@
 """Run the tests that need a GPU, and write a summary of how they went and on what.
 
 python benchmarks/gpu_tests.py results.json [--commit ID] [-- further options of pytest]
+python benchmarks/gpu_tests.py results.json --show
 """
 
 import argparse
@@ -8,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -52,13 +54,28 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
+def readme(found: dict, path: str | Path) -> str:
+    """What README.md says of a summary; tests/test_gpu_tests.py holds it to it."""
+    machine = found["machine"]
+    text = (
+        f"Tests on a GPU (`make gpu-test`, `benchmarks/results/{Path(path).name}`: "
+        f"{machine['gpu']}, {machine['date']}, commit {found['commit'][:7]}): {found['passed']} "
+        f"passed, {found['failed']} failed, {found['skipped']} skipped, in {found['seconds']:.0f} s."
+    )
+    return textwrap.fill(text, 100)
+
+
 def main() -> int:
     """Run, write, and pass on pytest's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--commit", default=None, help="where git does not know")
     parser.add_argument("pytest", nargs="*", help="options of pytest")
+    parser.add_argument("--show", action="store_true", help="print README's words of a summary")
     options = parser.parse_args()
+    if options.show:
+        print(readme(json.loads(options.path.read_text()), options.path))
+        return 0
     try:
         machine = gpu.find().machine()
     except ValueError as error:

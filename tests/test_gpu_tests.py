@@ -1,6 +1,7 @@
 """The summary of the tests on a GPU: counted from a real run, and green where it is committed."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "benchmarks" / "gpu_tests.py"
+COMMITTED = ROOT / "benchmarks" / "results" / "h200_tests.json"
+README = ROOT / "README.md"
 TESTS = """
 import pytest
 
@@ -71,3 +74,36 @@ def test_without_a_gpu_it_says_what_is_needed(tmp_path):
     assert run.returncode == 2
     assert "error: an NVIDIA GPU is needed" in run.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+FOUND = {
+    "machine": {"gpu": "NVIDIA H200", "date": "2026-11-30"},
+    "commit": "0123456789abcdef",
+    "exit_code": 0,
+    "passed": 900,
+    "failed": 0,
+    "skipped": 6,
+    "failures": [],
+    "seconds": 207.6,
+}
+
+
+def test_it_shows_what_the_readme_says(program, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "h200_tests.json"
+    path.write_text(json.dumps(FOUND))
+    monkeypatch.setattr(sys, "argv", ["gpu_tests.py", str(path), "--show"])
+    assert program.main() == 0
+    assert " ".join(capsys.readouterr().out.split()) == (
+        "Tests on a GPU (`make gpu-test`, `benchmarks/results/h200_tests.json`: NVIDIA H200, "
+        "2026-11-30, commit 0123456): 900 passed, 0 failed, 6 skipped, in 208 s."
+    )
+
+
+def test_the_readme_says_what_was_committed(program):
+    """Nothing where nothing was; and what is committed is green."""
+    text = " ".join(README.read_text().split())
+    assert (COMMITTED.name in text) == COMMITTED.exists()
+    if COMMITTED.exists():
+        found = json.loads(COMMITTED.read_text())
+        assert (found["exit_code"], found["failed"], found["failures"]) == (0, 0, [])
+        assert " ".join(program.readme(found, COMMITTED).split()) in text
