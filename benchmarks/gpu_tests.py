@@ -56,11 +56,11 @@ def commit() -> str:
 
 def readme(found: dict, path: str | Path) -> str:
     """What README.md says of a summary; tests/test_gpu_tests.py holds it to it."""
-    machine = found["machine"]
+    machine, counts = found["machine"], (f"{found[n]} {n}" for n in ("passed", "failed", "skipped"))
     text = (
         f"Tests on a GPU (`make gpu-test`, `benchmarks/results/{Path(path).name}`: "
-        f"{machine['gpu']}, {machine['date']}, commit {found['commit'][:7]}): {found['passed']} "
-        f"passed, {found['failed']} failed, {found['skipped']} skipped, in {found['seconds']:.0f} s."
+        f"{machine['gpu']}, {machine['date']}, commit {found['commit'][:7]}): "
+        f"{', '.join(counts)}, in {found['seconds']:.0f} s."
     )
     return textwrap.fill(text, 100)
 
