@@ -11,7 +11,10 @@ from outside import (
     first_tiles,
     formulas,
     kernels,
+    later_formulas,
+    ring_kernels,
     second_thoughts,
+    warp_kernels,
 )
 
 from simulator.grade import PUZZLES, grade
@@ -24,6 +27,9 @@ TOPICS = (
     cheating_tiles,
     kernels,
     second_thoughts,
+    later_formulas,
+    warp_kernels,
+    ring_kernels,
 )
 TABLES = [(puzzle, answers) for topic in TOPICS for puzzle, answers in topic.ANSWERS.items()]
 RIGHT = [(puzzle, answer) for puzzle, answers in TABLES for answer in answers["right"]]
@@ -37,6 +43,14 @@ def name(value):
 
 def test_every_puzzle_is_answered():
     assert {puzzle for puzzle, _ in RIGHT} == {puzzle for puzzle, *_ in WRONG} == set(PUZZLES)
+
+
+@pytest.mark.parametrize("topic", [later_formulas, warp_kernels, ring_kernels])
+def test_answers_are_many(topic):
+    """Where there are no others, in ``answers``."""
+    for answers in topic.ANSWERS.values():
+        assert len(answers["right"]) >= 3
+        assert len(answers["wrong"]) >= 5
 
 
 @pytest.mark.parametrize(("puzzle", "answer"), RIGHT, ids=name)

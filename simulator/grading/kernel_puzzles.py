@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from flash_numba.device.hopper.tensor_map import TensorMap
+
 from ..threads import KernelError, Report, trace
 from .cases import Case
 from .formulas import Tensors
 from .verdict import Elements, Wrong, close, code_of, difference, mistake, on_one_line, too_many
-
-ELEMENT = 4
-"""Bytes of an element: all arrays are float32."""
 
 SCALARS = ("scale", "a")
 """Parameters that are numbers."""
@@ -33,7 +32,7 @@ class KernelPuzzle:
     parameters : tuple of str
         Of the kernel, in order.
     given : callable
-        Of tensors (`formulas.attention`): arrays and numbers handed in, by parameter.
+        Of tensors (`formulas.attention`): arrays, tensor maps and numbers handed in, by parameter.
     wanted : callable
         Of tensors: the arrays that the kernel must have filled, by parameter.
     launch : callable
@@ -45,6 +44,8 @@ class KernelPuzzle:
         Of a `Case`: the most 32-byte sectors that loads and stores of an array may touch.
     shared, local : callable
         Of a `Case`: bytes of shared memory of a block, of local arrays of a thread.
+    shared_loads : callable
+        Of a `Case`: the most bytes that threads may read from shared memory; None for any number.
     conflict_free : bool
         No access to shared memory may take a second pass.
     cases : tuple of Case
@@ -63,6 +64,7 @@ class KernelPuzzle:
     sectors: Callable[[Case], Elements] = lambda case: {}
     shared: Callable[[Case], int] = lambda case: 0
     local: Callable[[Case], int] = lambda case: 0
+    shared_loads: Callable[[Case], int | None] = lambda case: None
     conflict_free: bool = False
     mistakes: Mapping[str, Callable[[Case, Tensors], Tensors]] = field(default_factory=dict)
 
@@ -91,7 +93,7 @@ class KernelPuzzle:
             try:
                 report, arrays = self._run(answer, case)
                 self._check_numbers(report, arrays, renamed, case)
-                self._check_traffic(report, renamed, case)
+                self._check_traffic(report, arrays, renamed, case)
             except Wrong as error:
                 sizes = f"N={case.N}, M={case.M}, {case.scores} scores"
                 raise error.on(sizes, answer) from error.__cause__
@@ -99,7 +101,7 @@ class KernelPuzzle:
         moved = report.count("global")
         return (
             f"right on {len(self.cases)} problems, and no race; on the last it moves "
-            f"{moved.bytes // ELEMENT:,} elements in {moved.sectors:,} sectors"
+            f"{moved.bytes:,} bytes in {moved.sectors:,} sectors"
         )
 
     def _run(self, answer: Callable, case: Case) -> tuple[Report, Tensors]:
@@ -108,7 +110,7 @@ class KernelPuzzle:
             name: np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
             for name, value in self.given(twin).items()
         }
-        outputs = {n: np.full(a.shape, np.nan, np.float32) for n, a in self.wanted(twin).items()}
+        outputs = {name: unwritten(array) for name, array in self.wanted(twin).items()}
         arguments |= outputs
         file = code_of(answer).co_filename
         try:
@@ -133,11 +135,17 @@ class KernelPuzzle:
                 raise Wrong(f"never stores to {name}")
             raise Wrong(f"writes {name}, and {why}", place)
 
-    def _check_traffic(self, report: Report, renamed, case: Case) -> None:
+    def _check_traffic(self, report: Report, outputs: Tensors, renamed, case: Case) -> None:
+        given = {**self.given(case.tensors(np.float32)), **outputs}
         for operation, most in (("load", self.loads(case)), ("store", self.stores(case))):
-            for name in self.given_arrays():
-                array = renamed[name]
-                elements = report.count("global", operation, array).bytes // ELEMENT
+            for name, value in given.items():
+                if isinstance(value, TensorMap):
+                    array, itemsize = f"{renamed[name]}[0]", 2
+                elif isinstance(value, np.ndarray):
+                    array, itemsize = renamed[name], value.itemsize
+                else:
+                    continue
+                elements = report.count("global", operation, array).bytes // itemsize
                 if elements > most.get(name, 0):
                     raise Wrong(
                         too_many(f"{operation}s", name, elements, most.get(name, 0)),
@@ -152,6 +160,13 @@ class KernelPuzzle:
                     "lanes of a warp must take neighbouring elements",
                     dearest(report, operation, array),
                 )
+        most, read = self.shared_loads(case), report.count("shared", "load").bytes
+        if most is not None and read > most:
+            raise Wrong(
+                f"reads {read:,} bytes of shared memory, where {most:,} are enough: each element "
+                "once, as an operand of mma, which uses it for several products",
+                dearest(report, "load", None, "shared"),
+            )
         conflicts = report.count("shared").conflicts
         if self.conflict_free and conflicts:
             worst = max(report.entries, key=lambda entry: entry.count.conflicts).site.place
@@ -170,18 +185,23 @@ class KernelPuzzle:
                     "grows with N or M may be among them"
                 )
 
-    def given_arrays(self) -> tuple[str, ...]:
-        """Parameters that are arrays."""
-        return tuple(name for name in self.parameters if name not in SCALARS)
+
+def unwritten(array: np.ndarray) -> np.ndarray:
+    """An array as large as `array` of what no right answer has: NaN, or the largest integer."""
+    if array.dtype.kind == "u":
+        return np.full(array.shape, np.iinfo(array.dtype).max, array.dtype)
+    return np.full(array.shape, np.nan, np.float32)
 
 
-def dearest(report: Report, operation: str, array: str) -> tuple[str, int] | None:
-    """The file and line that cost most accesses of one kind to an array in global memory."""
+def dearest(
+    report: Report, operation: str, array: str | None, space: str = "global"
+) -> tuple[str, int] | None:
+    """The file and line that cost most accesses of one kind to an array, or to all of a memory."""
     entries = [
         entry
         for entry in report.entries
-        if (entry.site.operation, entry.memory.space, entry.memory.name)
-        == (operation, "global", array)
+        if (entry.site.operation, entry.memory.space) == (operation, space)
+        and array in (None, entry.memory.name)
     ]
     if not entries:
         return None

@@ -121,6 +121,8 @@ def close(found: np.ndarray, truth: np.ndarray, twin: np.ndarray) -> bool:
     """
     if found.shape != truth.shape:
         return False
+    if truth.dtype.kind == "u":
+        return bool((found == truth).all())
     error, allowance = within_budget(found, truth, twin, "fp32")
     return error <= 4 * allowance
 
@@ -149,10 +151,14 @@ def difference(name: str, found: np.ndarray, truth: np.ndarray) -> str:
     """The element that is most wrong, or one that nothing has written."""
     if found.shape != truth.shape:
         return f"{name} has shape {found.shape} where {truth.shape} is right"
-    missing = np.isnan(found) & ~np.isnan(truth)
+    if truth.dtype.kind == "u":
+        missing = (found == np.iinfo(truth.dtype).max) & (found != truth)
+    else:
+        missing = np.isnan(found) & ~np.isnan(truth)
     if missing.any():
         where = ", ".join(map(str, np.argwhere(missing)[0]))
         return f"{name}[{where}] is NaN or was never written"
+    found, truth = found.astype(np.float64), truth.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.abs(found - truth)
     error = np.where(found == truth, 0, np.nan_to_num(error, nan=np.inf))
