@@ -32,6 +32,7 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/codespell $(SOURCES) $(wildcard *.md docs Makefile pyproject.toml environment.yml)
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from flash_numba.device.hopper.tensor_map import TensorMap
-
 from ..threads import KernelError, Report, trace
 from .cases import Case
 from .formulas import Tensors
@@ -139,8 +137,8 @@ class KernelPuzzle:
         given = {**self.given(case.tensors(np.float32)), **outputs}
         for operation, most in (("load", self.loads(case)), ("store", self.stores(case))):
             for name, value in given.items():
-                if isinstance(value, TensorMap):
-                    array, itemsize = f"{renamed[name]}[0]", 2
+                if isinstance(value, tuple):  # a tensor map
+                    array, itemsize = f"{renamed[name]}[0]", value[0].itemsize
                 elif isinstance(value, np.ndarray):
                     array, itemsize = renamed[name], value.itemsize
                 else:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flash_numba.device.hopper.tensor_map import TensorMap
-from flash_numba.device.ptx_matrix import GROUP, PAIR
-
+from ..threads import tensor_map
 from .cases import Case
 from .formulas import Tensors
 from .kernel_puzzles import KernelPuzzle
@@ -39,9 +37,9 @@ def scores(t: Tensors) -> np.ndarray:
 def fragments(t: Tensors) -> np.ndarray:
     """Registers of ldmatrix_x4 for the four A fragments of 16 x 64, by step and lane."""
     X = words(t["Q"][0]).astype(np.uint32)
-    registers = np.empty((4, 32, 4), np.uint32)
+    registers, lane = np.empty((4, 32, 4), np.uint32), np.arange(32)
     for k, i in np.ndindex(4, 4):
-        row, col = GROUP + 8 * (i % 2), 16 * k + 8 * (i // 2) + PAIR
+        row, col = lane // 4 + 8 * (i % 2), 16 * k + 8 * (i // 2) + 2 * (lane % 4)
         registers[k, :, i] = X[row, col] | X[row, col + 1] << 16
     return registers
 
@@ -185,7 +183,7 @@ flash_numba.device.numba_cuda.kernel(256).""",
         ),
         parameters=("x_map", "gY"),
         given=lambda t: {
-            "x_map": TensorMap(words(t["K"]).reshape(1, -1, 1, TILE), TILE, TILE),
+            "x_map": tensor_map(words(t["K"]).reshape(1, -1, 1, TILE), TILE, TILE),
         },
         wanted=lambda t: {"gY": tiles(t)},
         launch=lambda c: (1, 256, 0, PLACES * 2 * TILE * TILE),

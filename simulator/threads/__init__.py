@@ -58,8 +58,8 @@ Names that are not emulated are errors that name the source line, before the ker
 """
 
 from .errors import Finding, KernelError, Place
-from .launch import trace
+from .launch import tensor_map, trace
 from .report import Report
 from .views import advice, warp
 
-__all__ = ["Finding", "KernelError", "Place", "Report", "advice", "trace", "warp"]
+__all__ = ["Finding", "KernelError", "Place", "Report", "advice", "tensor_map", "trace", "warp"]

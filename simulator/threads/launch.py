@@ -330,3 +330,18 @@ def trace(
         tiles=tiles,
         cluster=cluster,
     )
+
+
+def tensor_map(array, rows: int, columns: int):
+    """What a traced kernel is handed as a tensor map of Hopper's copy engine.
+
+    Parameters
+    ----------
+    array : array of (batch, seqlen, heads, columns)
+        16-bit elements.
+    rows, columns : int
+        The box that one copy moves; see `flash_numba.device.hopper.tensor_map.TensorMap`.
+    """
+    from flash_numba.device.hopper.tensor_map import TensorMap
+
+    return TensorMap(array, rows, columns)

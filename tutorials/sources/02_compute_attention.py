@@ -113,12 +113,13 @@ print("by hand and by the reference:", np.abs(P @ v[0, :, head] - o[0, :, head])
 
 # %%
 N, heads, d = 32_768, 16, 64
-print(f"S: {N * N * heads * 2 / 2**30:.0f} GiB a layer; Q, K, V, O: ", end="")
-print(f"{4 * N * heads * d * 2 / 2**20:.0f} MiB")
+S_bytes, others = N * N * heads * 2, 4 * N * heads * d * 2
+print(f"S: {S_bytes / 2**30:.0f} GiB a layer; Q, K, V, O: {others / 2**20:.0f} MiB, ", end="")
+print(f"{S_bytes / others:.0f} times less")
 
 # %% [markdown]
-# The matrix that nobody asked for is more than a hundred times larger than everything that goes in
-# and comes out. It has to be written and read again. Notebook 3 counts that.
+# The matrix that nobody asked for is so much larger than everything that goes in and comes out. It
+# has to be written and read again. Notebook 3 counts that.
 #
 # ## Exercise
 #

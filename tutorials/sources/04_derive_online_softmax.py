@@ -28,10 +28,12 @@ begin()
 # The weight of a score is $e^{s_j} / \sum_k e^{s_k}$: it needs the sum over the *whole* row. If the
 # row is larger than SRAM, one must see it twice - or be clever.
 #
-# And there is a second problem. e^89 is larger than any fp32 number, so the maximum of the row is
-# subtracted first. Which one also knows only after seeing the whole row.
+# And there is a second problem. The exponential of a score that is not even large is larger than
+# any fp32 number, so the maximum of the row is subtracted first. Which one also knows only after
+# seeing the whole row.
 
 # %%
+print(f"fp32 holds e^s up to s = {np.log(np.finfo(np.float32).max):.1f}")
 row = np.array([1.0, 3.0, 2.0, 100.0, 4.0, 99.0], np.float32)
 with np.errstate(over="ignore", invalid="ignore"):
     print("without the maximum:", np.exp(row) / np.exp(row).sum())

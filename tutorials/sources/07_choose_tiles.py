@@ -71,9 +71,11 @@ print("     M  B_r  B_c   accesses  / (N²d²/M)")
 for point in theorem_2_curve(1024, 64, [1024, 4096, 16384, 65536]):
     tiles = f"{point.tile_m:4} {point.tile_n:4}"
     print(f"{point.sram:6} {tiles} {point.accesses:10,}  {point.ratio:10.2f}")
+print(f"with the last constant, less than 4N² where M > {point.ratio / 4:.1f} d²")
 
 # %% [markdown]
-# The constant is about 12: FlashAttention-1 beats 4N² only where M > 3d². Constants matter.
+# The last column is the constant, and FlashAttention-1 beats standard attention only where M is
+# larger than a multiple of d². Constants matter.
 #
 # ## What fits
 #

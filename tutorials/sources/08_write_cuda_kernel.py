@@ -21,6 +21,7 @@ stop_if_stale()
 import numpy as np
 from numba import cuda, float32
 
+from simulator.claims.evidence import results
 from simulator.course import begin
 from simulator.threads import KernelError, trace
 
@@ -29,7 +30,7 @@ begin()
 # %% [markdown]
 # ## Threads
 #
-# A kernel is one function that thousands of threads run at once. Each asks who it is and takes its
+# A kernel is one function that very many threads run at once. Each asks who it is and takes its
 # own element. The same object can be launched on a GPU; `trace` launches it here.
 
 
@@ -99,9 +100,21 @@ for columns in (32, 33):
     )
 
 # %% [markdown]
-# One unused column, and the conflicts are gone. An H200's own counters say the same numbers; see
-# `benchmarks/shared_passes.py`.
-#
+# One unused column, and the conflicts are gone. Is the tracer right about such numbers? With a GPU
+# the next cell launches the same two objects there; without one it says who counted for you.
+
+# %%
+if cuda.is_available():
+    for columns in (32, 33):
+        turned = np.empty_like(matrix)
+        turn_a_tile(columns)[1, (32, 8)](matrix, turned)
+        print(f"rows of {columns}, on this GPU: right {np.array_equal(turned, matrix.T)}")
+else:
+    counted = results("shared_passes")
+    print(f"no GPU here; {counted['gpu']} counted {len(counted['cases'])} patterns,", end=" ")
+    print(f"{counted['date']}: notebook 14 holds them against the tracer")
+
+# %% [markdown]
 # ## Races
 #
 # The loudest error of CUDA is the one that says nothing. Leave out the barrier, and a thread may
@@ -176,14 +189,16 @@ for place, count in list(report.lines().items())[:4]:
 #
 # ## Exercises
 #
-# Seven kernels, from a guarded tail to half of the backward pass.
+# Kernels to write, from a guarded tail to half of the backward pass.
 
 # %%
-from simulator.grade import PUZZLES, grade, statement
+from simulator.grade import grade, statement
 
-for name in PUZZLES:
-    if name.endswith("_kernel"):
-        print(statement(name).splitlines()[0])
+for name in (
+    *("scale_kernel", "copy_kernel", "transpose_kernel", "row_sum_kernel", "row_lse_kernel"),
+    *("flash_kernel", "dkdv_kernel"),
+):
+    print(statement(name).splitlines()[0])
 print()
 print(statement("row_sum_kernel"))
 

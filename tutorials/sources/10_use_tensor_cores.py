@@ -103,8 +103,8 @@ print(f"off by {np.abs(S - Q.astype(float) @ K.astype(float).T).max():.0e}")
 #
 # ## The trick that FlashAttention lives on
 #
-# S of one product becomes P, the left operand of the next. In registers: lane 5 has some elements
-# of C, and must hold some of A. **Predict** whether it has to fetch them from other lanes.
+# S of one product becomes P, the left operand of the next. In registers: each lane has some
+# elements of C, and must hold some of A. **Predict** whether it has to fetch them from other lanes.
 
 # %%
 two_tiles = np.hstack([lanes_of_c, lanes_of_c])
@@ -178,13 +178,52 @@ for module in (fragment_products, fragment_softmax, swizzled_copies):
     print(module.__name__.split(".")[-1], "-", module.__doc__.strip().splitlines()[0])
 
 # %% [markdown]
+# **Predict** how much faster than fp32's `flash2` it is at d = 128. With a GPU, both are timed
+# here.
+
+# %%
+from simulator.course.live import measured
+
+cell = {"directions": ("forward",), "masks": ("full",), "head_dims": (64, 128), "seqlens": (2048,)}
+for name, rung, dtype in (("h200_fp32", "flash2", "fp32"), ("h200_fp16", "tensor_core", "fp16")):
+    rows, where = measured(name, rungs=(rung,), dtypes=(dtype,), **cell)
+    print(f"{rung} in {dtype}: {where}")
+    for row in rows:
+        print(f"  d={row['head_dim']:3} N={row['seqlen']:,}: {row['tflops']:5.1f} TFLOP/s")
+
+# %% [markdown]
 # ## Exercises
 #
-# 1. In `scores_of_a_warp` leave out the barrier. What does the tracer say, and of which lines?
-# 2. Write O = PV for one warp: P (16 × 16) from two C fragments, V (16 × 8) by `ldmatrix_x2_trans`.
-#    (V is stored by rows, and B wants its columns: this time something has to be turned.)
-# 3. Find another swizzle that takes 16 passes. Does c xor 8·(r mod 4) do?
-#
+# Three kernels for the grader: the product, the swizzle, and the step that FlashAttention lives on.
+# And by yourself: in `scores_of_a_warp` leave out the barrier. What does the tracer say, and of
+# which lines?
+
+# %%
+from simulator.grade import grade, hint, statement
+
+for name in ("warp_scores_kernel", "swizzle_kernel", "warp_attention_kernel"):
+    print(statement(name), "\n")
+print("hint 1:", hint("swizzle_kernel", 1))
+
+
+# %%
+@cuda.jit
+def swizzle_kernel(gX, gY):
+    sX = cuda.shared.array(16 * 64, uint16)
+    lane = cuda.threadIdx.x
+    for i in range(lane, 16 * 64, 32):
+        sX[i] = gX[i // 64, i % 64]  # where should it lie?
+    cuda.syncthreads()
+    part, row = lane // 8, lane % 8 + 8 * (lane // 8 % 2)
+    for k in range(4):
+        a = ldmatrix_x4(sX, 64 * row + 16 * k + 8 * (part // 2))
+        for i in range(4):
+            gY[k, lane, i] = a[i]
+
+
+grade("swizzle_kernel", swizzle_kernel)
+
+# %% [markdown]
 # ## Further reading
 #
 # - NVIDIA: *PTX ISA*, sections on `mma.sync` and `ldmatrix`.

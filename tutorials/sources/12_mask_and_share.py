@@ -53,6 +53,28 @@ for tile in (256, 128, 64, 32):
     print(f"tiles of {tile:3}: {share:.1%} of the FLOPs, (T + 1) / 2T = {(T + 1) / (2 * T):.1%}")
 
 # %% [markdown]
+# **Predict.** Does a GPU save as much time as FLOPs? Half of the products are counted for a causal
+# mask in TFLOP/s, so a rate that stays the same means half of the time. With a GPU, both are timed.
+
+# %%
+from simulator.course.live import measured
+
+rows, where = measured(
+    "h200_fp16",
+    rungs=("tensor_core",),
+    directions=("forward",),
+    dtypes=("fp16",),
+    head_dims=(128,),
+    seqlens=(512, 2048, 8192),
+)
+print("tensor_core, d=128, fp16:", where)
+times = {(row["seqlen"], row["causal"]): row["ms"] for row in rows}
+for N in (512, 2048, 8192):
+    T = N // 128
+    share = times[N, True] / times[N, False]
+    print(f"N={N:5,}: {share:.0%} of the time; tiles of 128 would be {(T + 1) / (2 * T):.0%}")
+
+# %% [markdown]
 # ## A mask of your own
 #
 # A mask is a function of positions, one line that the reference, the simulator and the CUDA kernels

@@ -48,10 +48,11 @@ print(np.exp(np.full(3, -1e4) - -1e4) / 3, "- uniform instead of nothing")
 # %% [markdown]
 # So: subtract the maximum, keep sums in fp32, treat rows without keys apart, and use a true -∞.
 #
-# **Predict.** Scores are normal numbers. For N = 1,024 the largest is about √(2 ln N) = 3.7. Does
-# e^S overflow in fp16 (beyond 11.1) when sequences get long?
+# **Predict.** Scores are normal numbers. The largest of N is about √(2 ln N). Does e^S overflow in
+# fp16 when sequences get long?
 
 # %%
+print(f"fp16 holds e^s up to s = {np.log(np.finfo(np.float16).max):.1f}")
 for N in (1024, 1 << 20, 1 << 40):
     print(
         f"N = 2^{N.bit_length() - 1}: largest of N normal scores about {np.sqrt(2 * np.log(N)):.1f}"
@@ -153,14 +154,22 @@ for name, axis in (("a row", 1), ("the tensor", None)):
 # %% [markdown]
 # ## Exercises
 #
-# A warp's softmax with scores in the hundreds, where two lanes may have seen nothing. And: find
-# scores for which `attention_by_tiles` of notebook 4 differs from the truth by more than 1e-12.
+# Results of two parts of the keys, merged (notebook 12 needs it for a divided sequence): without
+# overflow, and where a part saw nothing. The same within a warp is `row_lse_kernel` of notebook 8.
 
 # %%
-from simulator.grade import hint, statement
+from simulator.grade import grade, statement
 
-print(statement("row_lse_kernel"))
-print("hint 3:", hint("row_lse_kernel", 3))
+print(statement("merge_parts"))
+
+
+def merge_parts(O_a, lse_a, O_b, lse_b):
+    a, b = np.exp(lse_a), np.exp(lse_b)  # of some hundred?
+    O = (a[:, None] * O_a + b[:, None] * O_b) / (a + b)[:, None]
+    return O, np.log(a + b)
+
+
+grade("merge_parts", merge_parts)
 
 # %% [markdown]
 # ## Further reading

@@ -5,8 +5,8 @@
 #   made without one, and - where there is a GPU - measure for yourself.
 # - **You will learn** how a time is measured so that it means something, and what it is held
 #   against.
-# - **You need** notebooks 7 and 8. Without a GPU the committed results are shown, with the GPU they
-#   come from and their date.
+# - **You need** notebooks 7 and 8. With a GPU times are measured on it; without one the committed
+#   results are shown, with the GPU they come from and their date.
 
 # %%
 import sys
@@ -19,14 +19,14 @@ if missing("tutorials"):
     pass
 stop_if_stale()
 
-import json
 from itertools import pairwise
 
 import numpy as np
 
-from simulator.claims.evidence import RESULTS, measured_on
+from simulator.claims.evidence import measured_on, results
 from simulator.course import begin, show
-from simulator.hardware import get
+from simulator.course.live import measured
+from simulator.hardware import GPUS, H200
 
 begin()
 
@@ -52,24 +52,31 @@ print(inspect.getsource(measure.times))
 # %% [markdown]
 # ## Results
 #
-# FlashAttention-2 in fp32, 16,384 tokens and 2,048 columns of heads, beside PyTorch's
-# memory-efficient attention. TFLOP/s are 4·N²·d a head and forward pass, half of it if causal.
+# FlashAttention-2 in fp32 beside PyTorch's memory-efficient attention, in every row the same number
+# of tokens and the same columns of heads. TFLOP/s are 4·N²·d a head and forward pass, half of it if
+# causal.
 
 # %%
-results = json.loads((RESULTS / "h200_fp32.json").read_text(encoding="utf-8"))
-print(measured_on(results), "driver", results["machine"]["driver"])
-rows = [row for row in results["rows"] if row["rung"] == "flash2" and not row["causal"]]
+rows, where = measured(
+    "h200_fp32",
+    rungs=("flash2",),
+    dtypes=("fp32",),
+    masks=("full",),
+    seqlens=(1024, 2048, 4096, 8192),
+)
+gpu = next((one for one in GPUS if f" {one.name}" in where), H200)
+print(where)
 for row in rows:
     if row["direction"] == "forward":
-        peer = row["peers"]["torch_efficient"]
+        peer = row["peers"].get("torch_efficient", float("nan"))
         print(
-            f"d={row['head_dim']:3} N={row['seqlen']:5,}: {row['ms']:6.2f} ms, "
+            f"d={row['head_dim']:3} N={row['seqlen']:5,} of {row['batch']:2}: {row['ms']:5.2f} ms, "
             f"{row['tflops']:4.1f} TFLOP/s, torch {peer:6.2f} ms ({peer / row['ms']:.2f}x)"
         )
 
 # %% [markdown]
-# **Predict.** Batch times N is 16,384 in every row. If attention's time grew as N, the times would
-# all be the same. What do they do when N doubles?
+# **Predict.** Batch times N is the same in every row. If attention's time grew as N, the times
+# would all be the same. What do they do when N doubles?
 
 # %%
 forward = {
@@ -83,7 +90,7 @@ for short, long in pairwise(lengths):
     print(f"N = {short:5,} → {long:5,}: a sequence takes {a_sequence:.2f} times as long")
 
 # %% [markdown]
-# Four times: N². FlashAttention did not change how arithmetic grows.
+# By the square of N. FlashAttention did not change how arithmetic grows.
 #
 # ## Under the roof
 #
@@ -93,7 +100,7 @@ for short, long in pairwise(lengths):
 # %%
 from simulator.course.limits import measured_roof
 
-show(*measured_roof(get("H200"), rows, measured_on(results)))
+show(*measured_roof(gpu, rows, where))
 
 # %% [markdown]
 # They stand right of where the roof bends: in fp32, without tensor cores, arithmetic binds. How
@@ -101,7 +108,7 @@ show(*measured_roof(get("H200"), rows, measured_on(results)))
 # product needs operands from shared memory; softmax and masks are instructions, too.
 
 # %%
-peak = get("H200").fp32_flops_per_s / 1e12
+peak = gpu.fp32_flops_per_s / 1e12
 best = max(rows, key=lambda row: row["tflops"])
 print(f"data sheet {peak:.1f} TFLOP/s in fp32; best measured {best['tflops']:.1f}")
 print(f"({best['direction']}, d={best['head_dim']}, N={best['seqlen']:,})")
@@ -110,13 +117,13 @@ print(f"({best['direction']}, d={best['head_dim']}, N={best['seqlen']:,})")
 # ## Counters against counts
 #
 # A GPU has counters: Nsight Compute shows how many passes an instruction took over shared memory.
-# The tracer of notebook 8 claims to know the same number from addresses alone. 600 random
-# instructions of 4, 8 and 16 bytes a lane were run on a GPU and counted:
+# The tracer of notebook 8 claims to know the same number from addresses alone. Random instructions
+# of 4, 8 and 16 bytes a lane were run on a GPU and counted:
 
 # %%
 from simulator.threads.passes import passes
 
-counted = json.loads((RESULTS / "shared_passes.json").read_text(encoding="utf-8"))
+counted = results("shared_passes")
 print(counted["gpu"], counted["date"])
 for size in (4, 8, 16):
     cases = [case for case in counted["cases"] if case["bytes"] == size]
@@ -131,32 +138,97 @@ for size in (4, 8, 16):
 # The same number, from a Python program and from silicon. That is what "one number, four ways"
 # means here: tile simulator, closed form, thread-by-thread run, hardware counter.
 #
-# ## Your own GPU
+# ## What a cache does to a count
 #
-# With a GPU the next cell measures; without one it says so, and the results above are what there
-# is.
+# Between HBM and the multiprocessors lies the L2 cache. A tile that several blocks load comes from
+# HBM once and from L2 after that, if L2 still has it. Nsight Compute counts the bytes that HBM
+# really gave (`dram__bytes_read`, by `benchmarks/counters.py`).
+#
+# **Predict** for 16 heads with N = 1,024 in fp32: which of the three programs reads more from HBM
+# than its inputs, which as much? Q, K and V are the least that anybody can read.
 
 # %%
-from flash_numba.ladder import Gpu, find_gpu
+from flash_numba.problem import Problem
+from simulator import theory
 
-gpu = find_gpu()
-if isinstance(gpu, Gpu):
-    import subprocess
+stored = results("h200_counters")
+print(f"{measured_on(stored)}; MB read, all heads")
+print("program    by all tiles   by HBM   inputs")
+for program, tile in (("standard", (64, 64)), ("flash1", (128, 64)), ("flash2", (128, 64))):
+    case = stored["cases"][f"{program}-forward-large"]
+    problem = Problem(**case["problem"])
+    name = "tiled" if program == "standard" else program
+    form = theory.counts(name, problem, *tile, direction="forward", all_heads=True)
+    dram = sum(launch["counters"]["dram__bytes_read.sum"] for launch in case["launches"])
+    inputs = 3 * 4 * problem.seqlen_q * problem.head_dim * problem.num_heads
+    tiles = 4 * form.hbm_read_elements
+    print(f"{program:9} {tiles / 1e6:13.1f} {dram / 1e6:8.1f} {inputs / 1e6:8.1f}")
 
-    command = [sys.executable, "-m", "simulator.cli", "bench", "--quick"]
-    print(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
-else:
-    print("no GPU here: the numbers above were measured on an", measured_on(results))
+# %% [markdown]
+# FlashAttention's tiles are few enough for L2, so that HBM gives each input once. S and P of
+# standard attention are not. Counts of tiles say what an algorithm asks for, whatever the cache;
+# and where the cache is too small, or the sequence long enough, what it pays.
+#
+# ## Joules
+#
+# Moving a byte costs energy, and so does a FLOP. Published figures differ by process and by what
+# they include; the ones below have their sources in `simulator/energy.py`, and are no more than an
+# estimate.
+#
+# **Predict.** Which share of standard attention's energy goes to HBM? Which of FlashAttention's?
+
+# %%
+from simulator.energy import BOARD_WATTS, PJ_PER_BYTE, PJ_PER_FLOP, SOURCES, at_most, energy
+
+figures = PJ_PER_BYTE | PJ_PER_FLOP
+for name in ("hbm", "sram", "fp16"):
+    unit = "FLOP" if name in PJ_PER_FLOP else "byte"
+    print(f"{name:5} {figures[name]:5.2f} pJ a {unit}: {SOURCES[name]}")
+head = Problem(4096, 4096, 64, dtype="fp16")
+for name in ("tiled", "flash1", "flash2"):
+    spent = energy(theory.counts(name, head, 128, 64, direction="forward"), "fp16")
+    print(
+        f"{name:7} HBM {1e6 * spent.hbm_j:6.0f} µJ, SRAM {1e6 * spent.sram_j:5.0f} µJ, products "
+        f"{1e6 * spent.product_j:5.0f} µJ: {spent.hbm_j / spent.total_j:.0%} in HBM"
+    )
+
+# %% [markdown]
+# No more than an estimate - but one that a measurement bounds: a board takes no more power than its
+# data sheet says. For the rows above (in fp32, forward), time times power is the most that the
+# counted work can have cost.
+
+# %%
+for row in rows:
+    if row["direction"] == "forward" and gpu.name in BOARD_WATTS:
+        problem = Problem(row["seqlen"], row["seqlen"], row["head_dim"])
+        counts = theory.counts("flash2", problem, 128, 64, direction="forward")
+        spent = row["batch"] * row["heads"] * energy(counts, "fp32").total_j
+        bound = at_most(gpu.name, row["ms"] / 1e3)
+        print(f"d={row['head_dim']:3} N={row['seqlen']:5,}: counted {spent:4.2f} J of", end=" ")
+        print(f"at most {bound:5.2f} J")
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Take one row of the results. From `ms`, `batch`, `heads`, `seqlen` and `head_dim` compute its
-#    TFLOP/s yourself; which factor do you need for the backward pass, and why is it 2.5?
-# 2. From the closed form: how many bytes a second do the tiles of that row move, and is that more
-#    than HBM can? What serves them?
-# 3. On a GPU: `flash-numba bench --seqlen 4096 --dtype fp32`, twice. How far apart are two runs?
-#
+# For the grader: FLOPs, without which no time becomes a rate, and joules. By yourself: from the
+# closed form, how many bytes a second do the tiles of a row above move, and is that more than HBM
+# can? And on a GPU: `flash-numba bench --seqlen 4096 --dtype fp32`, twice. How far apart are two
+# runs?
+
+# %%
+from simulator.grade import grade, statement
+
+print(statement("attention_flops"), "\n")
+print(statement("predict_energy"))
+
+
+def attention_flops(B, H, N, M, d, backward):
+    return B * H * 4 * N * M * d * (1 + backward)  # is a backward pass twice a forward pass?
+
+
+grade("attention_flops", attention_flops)
+
+# %% [markdown]
 # ## Further reading
 #
 # - Hoefler, Belli: *Scientific Benchmarking of Parallel Computing Systems*, 2015.

@@ -37,7 +37,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 # %% [markdown]
 # ## The text
 #
-# Seven sonnets, a few thousand letters. The model reads letters and guesses the next one.
+# Some sonnets. The model reads letters and guesses the next one.
 
 # %%
 text = Path("data/sonnets.txt").read_text(encoding="utf-8")
@@ -164,6 +164,19 @@ for N in (32, 1024, 16384):
     )
 
 # %% [markdown]
+# So much for counting. What did kernels really take, beyond inputs and outputs, for the backward
+# pass of one head? (`benchmarks/host_time.py`.)
+
+# %%
+from simulator.claims.evidence import measured_on, results
+
+stored = results("h200_host_time")
+print(measured_on(stored))
+for row in stored["rows"]:
+    if (row["what"], row.get("direction"), row.get("seqlen")) == ("memory", "backward", 16384):
+        print(f"{row['kernel']:9} {row['extra_bytes'] / 2**20:9,.2f} MiB at N={row['seqlen']:,}")
+
+# %% [markdown]
 # ## Gradients to trust
 #
 # A loss that falls proves little: wrong gradients often train, a little worse. Hold them against
@@ -180,11 +193,27 @@ for name, mine, theirs in zip("qkv", *gradients, strict=True):
 # %% [markdown]
 # ## Exercises
 #
-# 1. Let the model write: feed it its own guesses. (So few steps make no poet.)
-# 2. Give `ours` a window of 8: `flash_attention(..., window=(8, 0))`. Does the loss suffer?
-# 3. On a GPU: T = 4,096 and 200 steps. Compare `torch.cuda.max_memory_allocated()` of both, with
-#    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` for PyTorch's.
+# For the grader: what all layers keep. By yourself:
 #
+# 1. Let the model write: feed it its own guesses. (So few steps make no poet.)
+# 2. Give `ours` a window: `flash_attention(..., window=(8, 0))`. Does the loss suffer?
+# 3. On a GPU: a much longer context, and more steps. Compare
+#    `torch.cuda.max_memory_allocated()` of both, with
+#    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` for PyTorch's.
+
+# %%
+from simulator.grade import grade, statement
+
+print(statement("predict_kept"))
+
+
+def predict_kept(layers, B, H, N, d):
+    return layers * B * H * 2 * 4 * N * d  # something small is missing
+
+
+grade("predict_kept", predict_kept)
+
+# %% [markdown]
 # ## Further reading
 #
 # - Karpathy: *nanoGPT*; Radford et al.: *Language Models are Unsupervised Multitask Learners*,

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 16 · Check the folklore
 #
-# - **You will** go through what popular texts say about FlashAttention, 95 claims and ten
+# - **You will** go through what popular texts say about FlashAttention, claims and
 #   misconceptions, and see each counted or measured.
 # - **You will learn** how to tell a number that was measured from one that was repeated.
 # - **You need** whatever you read so far; a claim names the idea it needs.
@@ -81,7 +81,7 @@ tell("C06", "C17", "C35")
 tell("C18", "C22", "C43", "C56")
 
 # %% [markdown]
-# ### Off by a thousand
+# ### Far off
 #
 # **Predict** each before you look: does one forward pass at N = 2,048, d = 1,024 move 42 GB? May a
 # batch have ⌊(G - P) / 4T(d + h)⌋ samples? Does attention dominate the training of GPT-3?
@@ -120,12 +120,29 @@ for verdict, names in sorted(by_verdict.items(), key=lambda one: -len(one[1])):
     print(f"{verdict} ({len(names)}): {' '.join(names)}")
 
 # %% [markdown]
-# ## Exercise
+# ## Exercises
 #
-# Take a claim about FlashAttention from a text that you like, and enter it: a function with the
-# claim as its docstring that returns `Found(verdict, exact, measured)`. Begin with
-# `simulator/claims/misconceptions.py`. Can your function come to the other verdict, if the numbers
-# were different?
+# Two claims of the ledger, put right: how many tiles a causal mask leaves (M10), and what padding
+# wastes (C61).
+
+# %%
+from simulator.grade import grade, statement
+
+print(statement("causal_tiles"), "\n")
+print(statement("padding_waste"))
+
+
+def causal_tiles(N, B):
+    return (N // B) ** 2 // 2  # "half of the work"
+
+
+grade("causal_tiles", causal_tiles)
+
+# %% [markdown]
+# Then one of your own. Take a claim about FlashAttention from a text that you like, and enter it: a
+# function with the claim as its docstring that returns `Found(verdict, exact, measured)`. Begin
+# with `simulator/claims/misconceptions.py`. Can your function come to the other verdict, if the
+# numbers were different?
 #
 # ## Further reading
 #

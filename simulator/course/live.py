@@ -1,0 +1,96 @@
+"""Times for a notebook: measured now where there is a GPU, else those that are committed."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from ..bench import gpu as gpus
+from ..bench.cells import Cell, Options
+from ..bench.contenders import Inputs, ours
+from ..bench.measure import measure, times
+from ..claims.evidence import measured_on, results
+
+NOW = "measured now on {}"
+THEN = "measured on {}, driver {} (no GPU here)"
+
+SHOWN = {
+    "rungs": "rung",
+    "directions": "direction",
+    "dtypes": "dtype",
+    "head_dims": "head_dim",
+    "seqlens": "seqlen",
+    "masks": "causal",
+}
+"""Options of a benchmark, and the key of a row that each chooses by."""
+
+
+def measured(name: str, **chosen: tuple) -> tuple[list[dict], str]:
+    """Rows of a benchmark, and where they come from.
+
+    Parameters
+    ----------
+    name : str
+        The committed results to show without a GPU, such as ``"h200_fp16"``.
+    chosen : tuple
+        Fields of `simulator.bench.cells.Options`: rungs, directions, dtypes, masks, head_dims,
+        seqlens.
+
+    Returns
+    -------
+    rows : list of dict
+        As ``flash-numba bench --output`` writes them.
+    where : str
+        GPU and date, and whether it is this one.
+    """
+    gpu = _find()
+    if gpu is None:
+        return _committed(name, chosen)
+    rows: list[dict] = []
+    for _, found in measure(gpu, Options(**chosen, budget_s=0.2)):
+        rows = found["rows"]
+    return rows, NOW.format(gpu.gpu.name)
+
+
+def measured_steps(steps: dict[str, ModuleType], cell: Cell) -> tuple[list[dict], str]:
+    """Rows of the steps to flash2, each with `step`, `ms` and `tflops`; see `measured`.
+
+    Parameters
+    ----------
+    steps : dict of str to module
+        Those of `flash_numba.kernels.steps`, by name.
+    cell : Cell
+    """
+    gpu = _find()
+    if gpu is None:
+        return _committed("h200_steps", {"head_dims": (cell.head_dim,)})
+    inputs, contenders = Inputs.draw(cell, gpu.device), []
+    for step, module in steps.items():
+        rung: Any = SimpleNamespace(name=step, functions=lambda _, module=module: module)
+        contenders.append(ours(rung, cell, inputs, gpu.stream))
+    rows = []
+    for step, samples in times(gpu, contenders, budget_s=0.5).items():
+        ms = sorted(samples)[len(samples) // 2]
+        rows.append({"step": step, "ms": ms, "tflops": cell.flops / ms / 1e9})
+    return rows, NOW.format(gpu.gpu.name)
+
+
+def _find() -> gpus.TorchGpu | None:
+    """The GPU of this machine, if torch and a toolkit can use it."""
+    try:
+        return gpus.find()
+    except ValueError:
+        return None
+
+
+def _committed(name: str, chosen: dict[str, tuple]) -> tuple[list[dict], str]:
+    found = results(name)
+    if found is None:
+        raise ValueError(
+            f"name must be one of benchmarks/results, which come with the repository, got {name!r}"
+        )
+    wanted = {SHOWN[option]: values for option, values in chosen.items()}
+    if "causal" in wanted:
+        wanted["causal"] = tuple(mask == "causal" for mask in wanted["causal"])
+    rows = [row for row in found["rows"] if all(row[key] in wanted[key] for key in wanted)]
+    return rows, THEN.format(measured_on(found), found["machine"]["driver"])

@@ -1,0 +1,56 @@
+"""Times in notebooks: committed ones say so, others are measured."""
+
+import pytest
+
+pytest.importorskip("numba")
+
+from simulator.bench.cells import Cell
+from simulator.claims.evidence import results
+from simulator.course import live
+
+
+def test_without_a_gpu_committed_rows_are_shown(monkeypatch):
+    monkeypatch.setattr(live, "_find", lambda: None)
+    rows, where = live.measured(
+        "h200_fp16", rungs=("hopper",), directions=("forward",), masks=("causal",), head_dims=(64,)
+    )
+    stored = results("h200_fp16")
+    assert stored is not None
+    assert rows
+    for row in rows:
+        assert row in stored["rows"]
+        assert (row["rung"], row["direction"], row["causal"]) == ("hopper", "forward", True)
+    assert where.startswith(f"measured on {stored['machine']['gpu']}, 20")
+    assert where.endswith("(no GPU here)")
+
+
+def test_steps_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(live, "_find", lambda: None)
+    cell = Cell("forward", "fp32", 64, 4096, False, 4, 32)
+    rows, where = live.measured_steps({}, cell)
+    assert [row["step"] for row in rows] == [
+        "naive", "conflict-free", "registers", "tiles", "async", "flash2"
+    ]  # fmt: skip
+    assert "no GPU here" in where
+
+
+def test_unknown_results(monkeypatch):
+    monkeypatch.setattr(live, "_find", lambda: None)
+    with pytest.raises(ValueError, match="got 'nothing'"):
+        live.measured("nothing")
+
+
+@pytest.mark.gpu
+def test_with_a_gpu_they_are_measured():
+    rows, where = live.measured(
+        "h200_fp32",
+        rungs=("flash2",),
+        directions=("forward",),
+        dtypes=("fp32",),
+        masks=("full",),
+        head_dims=(64,),
+        seqlens=(512,),
+    )
+    assert where.startswith("measured now on ")
+    assert [row["seqlen"] for row in rows] == [512]
+    assert rows[0]["ms"] > 0
