@@ -11,7 +11,12 @@ the lines it must point at.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint16
+
+from flash_numba.device.hopper.mbarrier import fence_async
+from flash_numba.device.hopper.tensor_map import TensorMap
+from flash_numba.device.hopper.tma import bulk_commit, bulk_wait_read, map_address, tensor_store
+from flash_numba.device.ptx_copies import copy16_async, copy_wait_group
 
 ALL = 0xFFFFFFFF
 N = 64
@@ -264,6 +269,47 @@ def count_to(x, counts):
     counts[cuda.threadIdx.x] = int32(x[cuda.threadIdx.x])
 
 
+@cuda.jit
+def wait_without_commit(x, y):
+    s = cuda.shared.array(128, float32, alignment=16)
+    i = cuda.threadIdx.x
+    copy16_async(s, 4 * i, x, 4 * i, True)
+    copy_wait_group(0)
+    cuda.syncthreads()
+    y[i] = s[127 - i]
+
+
+@cuda.jit
+def bulk_store_without_fence(x, target):
+    s = cuda.shared.array((64, 64), uint16, alignment=1024)
+    i = cuda.threadIdx.x
+    for row in range(64):
+        s[row, i] = i
+    cuda.syncthreads()
+    if i == 0:
+        tensor_store(s, 0, 0, 0, 0, map_address(target))
+        bulk_commit()
+        bulk_wait_read()
+
+
+@cuda.jit
+def bulk_store_with_fence(x, target):
+    s = cuda.shared.array((64, 64), uint16, alignment=1024)
+    i = cuda.threadIdx.x
+    for row in range(64):
+        s[row, i] = i
+    fence_async()
+    cuda.syncthreads()
+    if i == 0:
+        tensor_store(s, 0, 0, 0, 0, map_address(target))
+        bulk_commit()
+        bulk_wait_read()
+
+
+def tensor():
+    return TensorMap(np.zeros((1, 64, 1, 64), np.uint16), 64, 64)
+
+
 class Case(NamedTuple):
     kernel: Any
     grid: int
@@ -438,6 +484,28 @@ ZOO = [
         "runaway loop",
         ("while flag[0] == 0:",),
     ),
+    Case(
+        wait_without_commit,
+        1,
+        32,
+        (vector(128), empty(32)),
+        "asynchronous copy",
+        (
+            "y[i] = s[127 - i]",
+            "copy16_async(s, 4 * i, x, 4 * i, True)",
+            "copy_wait_group(0)",
+        ),
+        "never committed",
+    ),
+    Case(
+        bulk_store_without_fence,
+        1,
+        64,
+        (vector(), tensor()),
+        "missing fence",
+        ("s[row, i] = i", "tensor_store(s, 0, 0, 0, 0, map_address(target))"),
+        "call fence_async()",
+    ),
     Case(rank_mismatch, 1, 32, (vector(), empty(32)), "exception", ("y[i, 0] = x[i]",), "1 axes"),
 ]
 
@@ -446,6 +514,7 @@ SOUND = [
     Case(with_syncwarp, 1, 32, (vector(), empty(32))),
     Case(with_tail_mask, 2, 64, (vector(100), empty(100))),
     Case(sum_with_atomic, 2, 32, (vector(), np.zeros(1, np.float32))),
+    Case(bulk_store_with_fence, 1, 64, (vector(), tensor())),
     Case(equal_values, 1, 32, (vector(), empty(1))),
     Case(count_to, 1, 32, (vector(), np.zeros(32, np.int32))),
 ]

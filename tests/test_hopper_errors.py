@@ -12,9 +12,16 @@ from flash_numba.device.hopper.mbarrier import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    fence_async,
 )
 from flash_numba.device.hopper.tensor_map import TensorMap
-from flash_numba.device.hopper.tma import map_address, tensor_load
+from flash_numba.device.hopper.tma import (
+    bulk_commit,
+    bulk_wait_read,
+    map_address,
+    tensor_load,
+    tensor_store,
+)
 from flash_numba.device.hopper.warpgroups import named_sync
 from flash_numba.device.hopper.wgmma import make_add_product, make_multiply_tiles, make_wait
 from flash_numba.device.numba_cuda import cuda, kernel, types
@@ -128,3 +135,103 @@ def test_fault(fault):
         run(fault)
     assert caught.value.finding.kind == kind
     assert caught.value.finding.places
+
+
+# Ways of its own: what threads write, and what the copy engine and the tensor cores read
+
+
+def make_storing(fault: str):
+    """Threads fill a tile; one of them lets the copy engine take it out."""
+
+    @kernel(128)
+    def storing(target):
+        memory = cuda.shared.array(0, types.uint16, alignment=1024)
+        tile = shared_tile(memory, 0, (64, 64))
+        tid = cuda.threadIdx.x
+        if fault == "fence before the write":
+            fence_async()
+        for i in range(tid, SIZE, 128):
+            memory[i] = i
+        if fault not in ("no fence", "fence before the write", "fence after the barrier"):
+            fence_async()
+        if fault != "no barrier":
+            cuda.syncthreads()
+        if tid == 0:
+            if fault == "fence after the barrier":
+                fence_async()
+            tensor_store(tile, 0, 0, 0, 0, map_address(target))
+            if fault != "no commit":
+                bulk_commit()
+            if fault != "no wait":
+                bulk_wait_read()
+        if fault == "written again":
+            memory[tid] = 0
+
+    return storing
+
+
+def make_multiplying(fenced: bool):
+    """A tile that threads wrote is multiplied with itself."""
+    multiply, wait = make_multiply_tiles("fp16", TILE, TILE), make_wait(0, 32)
+
+    @kernel(128)
+    def multiplying(out):
+        memory = cuda.shared.array(0, types.uint16, alignment=1024)
+        tile = shared_tile(memory, 0, SHAPE)
+        tid = cuda.threadIdx.x
+        for i in range(tid, SIZE, 128):
+            memory[i] = 0x3C00
+        if fenced:
+            fence_async()
+        cuda.syncthreads()
+        acc = cuda.local.array((2, 16), types.float32)
+        multiply(acc, tile, tile)
+        wait(acc)
+        out[tid] = acc[0, 0]
+
+    return multiplying
+
+
+def store(fault):
+    target = np.zeros((1, 64, 1, 64), np.uint16)
+    trace(make_storing(fault))[1, 128, 0, BYTES](TensorMap(target, 64, 64))
+    return target
+
+
+@pytest.mark.parametrize("fault", ["none", "fence after the barrier"])
+def test_fence_anywhere_between_write_and_read(fault):
+    assert len(np.unique(store(fault))) == SIZE
+
+
+STORE_FAULTS = {
+    "no fence": ("missing fence", "memory[i] = i", "tensor_store("),
+    "fence before the write": ("missing fence", "memory[i] = i", "tensor_store("),
+    "no barrier": ("race", "memory[i] = i", "tensor_store("),
+    "no commit": ("asynchronous copy", "tensor_store(", "bulk_wait_read()"),
+    "no wait": ("asynchronous copy", "tensor_store("),
+    "written again": ("race", "memory[tid] = 0", "tensor_store("),
+}
+
+
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+def test_fault_of_a_bulk_store_names_its_lines(fault):
+    kind, *lines = STORE_FAULTS[fault]
+    with pytest.raises(KernelError) as caught:
+        store(fault)
+    finding = caught.value.finding
+    assert finding.kind == kind
+    found = sorted(place.text.split("(")[0] for place in finding.places)
+    assert found == sorted(line.split("(")[0] for line in lines)
+
+
+def test_product_of_what_threads_wrote_needs_a_fence():
+    out = np.full(128, np.nan, np.float32)
+    trace(make_multiplying(True))[1, 128, 0, BYTES](out)
+    np.testing.assert_array_equal(out, 64)
+    with pytest.raises(KernelError, match="a wgmma product of thread 0 reads it") as caught:
+        trace(make_multiplying(False))[1, 128, 0, BYTES](out)
+    assert caught.value.finding.kind == "missing fence"
+    assert [place.text for place in caught.value.finding.places] == [
+        "memory[i] = 0x3C00",
+        "multiply(acc, tile, tile)",
+    ]

@@ -257,11 +257,28 @@ def test_groups_of_copies_that_fill_with_zeros():
 
 
 @pytest.mark.parametrize("pending", [1, 2], ids=["too few waited for", "never committed"])
-def test_reading_what_no_wait_covers_names_both_lines(pending):
+def test_reading_what_no_wait_covers_names_the_lines(pending):
     x, y = np.arange(256, dtype=np.uint16), np.zeros(256, np.uint16)
     with pytest.raises(KernelError) as caught:
         trace(two_groups)[1, 32](x, y, 1, 20, pending)
     assert {place.text for place in caught.value.finding.places} == {
         "Y[8 * lane + i] = memory[row, 8 * lane + i]",
         "copy16_async(memory, (1, 8 * lane), X, 8 * lane, lane < last)",
-    }
+    } | ({"copy_wait_group(1)"} if pending == 2 else set())
+    assert ("never committed" in caught.value.finding.message) == (pending == 2)
+
+
+@kernel(32)
+def waits_for_nothing(X):
+    memory = cuda.shared.array(256, types.uint16, alignment=16)
+    copy16_async(memory, 8 * cuda.threadIdx.x, X, 8 * cuda.threadIdx.x, True)
+    copy_wait_group(0)
+
+
+def test_wait_for_a_copy_that_is_never_committed():
+    with pytest.raises(KernelError, match="never committed, so the wait does not") as caught:
+        trace(waits_for_nothing)[1, 32](np.arange(256, dtype=np.uint16))
+    assert [place.text for place in caught.value.finding.places] == [
+        "copy16_async(memory, 8 * cuda.threadIdx.x, X, 8 * cuda.threadIdx.x, True)",
+        "copy_wait_group(0)",
+    ]

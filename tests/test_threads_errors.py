@@ -1,5 +1,7 @@
 """The errors that a GPU hides, each found and named; none found where there is none."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,11 @@ from simulator.threads import KernelError, trace
 
 
 def run(case: Case, **options):
-    arguments = [one.copy() for one in case.args]
-    return trace(case.kernel, **options)[case.grid, case.block](*arguments)
+    return trace(case.kernel, **options)[case.grid, case.block](*copies(case))
+
+
+def copies(case: Case) -> list:
+    return copy.deepcopy(list(case.args))
 
 
 def name(case: Case) -> str:
@@ -49,6 +54,8 @@ def test_zoo_covers_every_kind_of_error():
         "barrier",
         "deadlock",
         "runaway loop",
+        "asynchronous copy",
+        "missing fence",
     }
 
 
@@ -130,9 +137,9 @@ def test_order_of_threads_changes_nothing_but_what_is_wrong():
         threads = range(case.block)
         outputs = []
         for order in (None, tuple(reversed(threads))):
-            arguments = [one.copy() for one in case.args]
+            arguments = copies(case)
             trace(case.kernel, order=order)[case.grid, case.block](*arguments)
-            outputs.append(arguments[-1])
+            outputs.append(np.asarray(getattr(arguments[-1], "array", arguments[-1])))
         np.testing.assert_array_equal(*outputs)
     race = next(case for case in ZOO if name(case) == "missing_barrier")
     with pytest.raises(KernelError, match="race"):

@@ -13,6 +13,7 @@ from bug_zoo import empty, vector
 from numba import cuda, float32, int32
 from test_threads_instructions import Operation, _copy16
 
+from flash_numba.device.hopper.mbarrier import fence_async
 from simulator.threads import KernelError, trace
 
 
@@ -205,6 +206,7 @@ def overwritten_while_copied(x, y):
     i = cuda.threadIdx.x
     for j in range(4):
         s[32 * j + i] = x[32 * j + i]
+    fence_async()
     if i == 0:
         start(box, 0, 1)
     cuda.syncthreads()

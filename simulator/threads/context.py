@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .arrays import Array
-from .errors import KernelError
+from .errors import Finding, KernelError
 from .log import CODE_BITS, LOAD, NOWHERE
-from .order import Sync
+from .order import Groups, Sync
 from .runtime import Runtime
 from .thread import Thread
 
@@ -161,6 +161,12 @@ class Context:
         for thread in self.members:
             self.runtime.order.acquire(thread, sync)
 
+    def fence(self) -> None:
+        """What the running threads did so far is visible to the async proxy (`proxies`)."""
+        self.runtime.cut()
+        for thread in self.members:
+            self.runtime.order.fence(thread)
+
     @contextmanager
     def copy(self, channel, moment: int) -> Iterator[None]:
         """Accesses within are those of an asynchronous copy that goes on after this instruction.
@@ -187,6 +193,59 @@ class Context:
             runtime.flying = None
             runtime.thread.moment += 1
 
+    def groups(self, channel) -> Groups:
+        """The groups of copies of a channel of the running thread."""
+        order = self.runtime.order
+        return order.groups.setdefault(order.channel(channel), Groups())
+
+    @contextmanager
+    def grouped_copy(self, channel, must_finish: bool = False) -> Iterator[None]:
+        """As `copy`, in the group of the channel that is open.
+
+        Parameters
+        ----------
+        channel : hashable
+            Of the running thread alone.
+        must_finish : bool
+            Whether the thread must not return before it waited: the copy reads its shared memory.
+        """
+        groups = self.groups(channel)
+        groups.open = groups.last = self.runtime.here
+        self.at_end(str(channel), lambda: self._check_groups(groups, must_finish))
+        with self.copy(channel, groups.committed + 1):
+            yield
+
+    def commit(self, channel) -> None:
+        """Close the open group of a channel."""
+        groups = self.groups(channel)
+        groups.committed, groups.open = groups.committed + 1, None
+
+    def wait_groups(self, channel, pending: int = 0) -> None:
+        """The running thread knows all groups to be finished, but for the last `pending` ones."""
+        groups = self.groups(channel)
+        if groups.open is not None:
+            groups.waits = self.runtime.here
+        groups.finished = max(groups.finished, groups.committed - pending)
+        self.finish(channel, groups.committed - pending)
+
+    def _check_groups(self, groups: Groups, must_finish: bool) -> None:
+        """The thread returns: copies that it waits for must have been committed."""
+        runtime = self.runtime
+        if groups.open is not None and (must_finish or groups.waits is not None):
+            places = [runtime.positions[groups.open][0]]
+            text = "an asynchronous copy is never committed"
+            if groups.waits is not None:
+                places.append(runtime.positions[groups.waits][0])
+                text += ", so the wait does not cover it"
+        elif must_finish and groups.last is not None and groups.finished < groups.committed:
+            places = [runtime.positions[groups.last][0]]
+            text = "a thread returns while its bulk copy may still read shared memory: wait for it"
+        else:
+            return
+        text = f"{text} ({runtime.who()})"
+        error = KernelError(Finding("asynchronous copy", text, tuple(places)))
+        runtime.suspects.append(error)  # whoever read what it copied is the better report
+
     def finish(self, channel, moment: int) -> None:
         """The running threads know that copies of a channel are finished, up to `moment`."""
         runtime = self.runtime
@@ -197,25 +256,18 @@ class Context:
 CODE = (1 << CODE_BITS) - 1
 
 
-class Groups:
-    """``cp.async`` of one thread: copies are waited for in groups, in the order of commits."""
+class CopyGroups:
+    """``cp.async`` of the running thread: copies are waited for in groups."""
 
     def __init__(self, context: Context):
         self.context = context
-
-    def _committed(self, new: int | None = None) -> int:
-        state = self.context.block
-        key = ("cp.async groups", self.context.thread.tid)
-        if new is not None:
-            state[key] = new
-        return state.get(key, 0)
 
     def _channel(self):
         return ("cp.async", self.context.thread.tid)
 
     def copy(self, emulate, operands) -> Any:
         """Run `emulate`, whose accesses are copies of the group that is open."""
-        with self.context.copy(self._channel(), self._committed() + 1):
+        with self.context.grouped_copy(self._channel()):
             return self._in_step(emulate, operands)
 
     def _in_step(self, emulate, operands) -> Any:
@@ -231,11 +283,11 @@ class Groups:
 
     def commit(self) -> None:
         """Close the group; the next copies are another one."""
-        self._committed(self._committed() + 1)
+        self.context.commit(self._channel())
 
     def wait(self, pending: int) -> None:
         """All groups are finished but the last `pending` ones."""
-        self.context.finish(self._channel(), self._committed() - pending)
+        self.context.wait_groups(self._channel(), pending)
 
     def wait_all(self) -> None:
         """All copies are finished, committed or not."""

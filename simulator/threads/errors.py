@@ -62,6 +62,7 @@ KINDS = (
     "shuffle",
     "misaligned access",
     "asynchronous copy",
+    "missing fence",
     "runaway loop",
     "unsupported",
     "launch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .context import Context, Groups
+from .context import Context, CopyGroups
 from .errors import fail
 from .runtime import Runtime
 
@@ -30,7 +30,7 @@ def instruction(runtime: Runtime, operation):
 
 
 def _by_thread(runtime, emulate, traffic, given, at):
-    groups = Groups(Context(runtime))
+    groups = CopyGroups(Context(runtime))
 
     def by_thread(position, *operands):
         at(position)
@@ -45,6 +45,7 @@ def _by_thread(runtime, emulate, traffic, given, at):
         return result
 
     def commit(position, *operands):
+        at(position)
         groups.commit()
 
     def wait_group(position, pending, *operands):

@@ -153,6 +153,8 @@ class Launch:
         if self.runtime.checking:
             threads = max(map(len, together), default=1) * math.prod(self.configured.block)
             self.races = RaceFinder(self.runtime, self.memories, threads)
+            if self.functions.async_proxy:
+                self.races.follow_proxies()
         counter = Counter(self.runtime.log, self.memories)
         if self.runtime.alike is not None:
             ran, sampled = Sample(self, kernel, values).run(counter, self.runtime.alike)
@@ -231,6 +233,8 @@ class Launch:
         if self.races:
             self.races.block_number = number
             self.races.fenced = self.functions.fenced
+            if self.races.proxies is not None:
+                self.races.proxies.begin()
 
         def at_barrier(members, segments):
             if not runtime.counting:

@@ -46,6 +46,16 @@ def smaller(a, b, *rest):
     return smaller(c, *rest) if rest else c
 
 
+def largest(first, *rest):
+    """``max`` of several numbers, or of a tuple."""
+    return larger(first, *rest) if rest else larger(*first)
+
+
+def smallest(first, *rest):
+    """``min`` of several numbers, or of a tuple."""
+    return smaller(first, *rest) if rest else smaller(*first)
+
+
 def fma(a, b, c):
     """``a * b + c`` rounded once (float32 in float64 arithmetic, exact but for double rounding)."""
     if a.__class__ is F32 and b.__class__ is F32 and c.__class__ is F32:
@@ -105,8 +115,8 @@ BUILTINS = {
     "float": F64,
     "int": as_int,
     "len": len,
-    "max": lambda *given: larger(*(given if len(given) > 1 else given[0])),
-    "min": lambda *given: smaller(*(given if len(given) > 1 else given[0])),
+    "max": largest,
+    "min": smallest,
     "pow": pow,
     "print": print,
     "range": block_range,

@@ -5,6 +5,7 @@ Everything that accesses memory is an *actor*: each thread, and each channel of 
 actor did that others can wait for. A thread's *view* holds, for each actor, the last moment that
 is known to lie before what the thread does now. Waiting joins views: a ``syncwarp`` those of its
 lanes, an acquire that of whoever released, and a barrier of the block those of all threads.
+A second row of a view holds the same for what a proxy fence made visible (`proxies`).
 
 References
 ----------
@@ -14,6 +15,7 @@ Flanagan, Freund: "FastTrack: Efficient and Precise Dynamic Race Detection", PLD
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -54,24 +56,47 @@ class Sync:
         self.view: np.ndarray | None = None
 
 
+@dataclass
+class Groups:
+    """Copies of one thread that are waited for in groups, in the order of commits.
+
+    Attributes
+    ----------
+    committed, finished : int
+        Groups closed, and groups known to be finished.
+    open, last, waits : int or None
+        Source position (`Runtime.positions`) of a copy of the group that is open, of the last
+        copy, and of a wait while a group was open.
+    """
+
+    committed: int = 0
+    finished: int = 0
+    open: int | None = None
+    last: int | None = None
+    waits: int | None = None
+
+
 class Order:
     """The clocks of a block.
 
     Attributes
     ----------
-    views : list of int arrays
-        One moment an actor; missing actors at the end are at 0.
+    views : list of int arrays (2, actors)
+        One moment an actor, missing actors at the end are at 0; and those that fences preceded.
     partial : bool
         Whether anything but barriers of the block ordered threads since the last of them.
     finished : list of (actor, moment, place in the log)
         When copies were waited for, since the last barrier.
+    groups : dict of int to Groups
+        Of the channels whose copies are committed in groups, by actor.
     """
 
     def __init__(self, threads: list[Thread]):
         self.threads = threads
-        self.views = [np.zeros(len(threads), np.int64)]
+        self.views = [np.zeros((2, len(threads)), np.int64)]
         self.partial = False
         self.finished: list[tuple[int, int, int]] = []
+        self.groups: dict[int, Groups] = {}
         self._channels: dict[object, int] = {}
 
     def channel(self, key) -> int:
@@ -85,13 +110,20 @@ class Order:
 
     def _wide(self, view: np.ndarray, actor: int) -> np.ndarray:
         """A copy of `view` that has a place for `actor`."""
-        missing = max(actor + 1 - len(view), 0)
-        return np.concatenate([view, np.zeros(missing, np.int64)])
+        missing = max(actor + 1 - view.shape[1], 0)
+        return np.pad(view, ((0, 0), (0, missing)))
 
     def _with_own(self, thread: Thread) -> np.ndarray:
         view = self.views[thread.view].copy()
-        view[thread.tid] = thread.moment
+        view[0, thread.tid] = thread.moment
         return view
+
+    def fence(self, thread: Thread) -> None:
+        """What `thread` did so far, and all that came before it, is visible to the async proxy."""
+        view = self._with_own(thread)
+        np.maximum(view[1], view[0], out=view[1])
+        thread.view = self._new(view)
+        thread.moment += 1
 
     def release(self, thread: Thread, sync: Sync) -> None:
         """What `thread` did so far comes before what follows an acquire of `sync`."""
@@ -117,7 +149,7 @@ class Order:
         self.finished.append((actor, moment, at))
         for thread in threads:
             view = self._wide(self.views[thread.view], actor)
-            view[actor] = max(view[actor], moment)
+            view[0, actor] = max(view[0, actor], moment)
             thread.view = self._new(view)
 
     def meet(self, threads: list[Thread]) -> None:
@@ -125,7 +157,7 @@ class Order:
         known = {thread.view for thread in threads}
         view = joined([self.views[number] for number in known])
         for thread in threads:
-            view[thread.tid] = thread.moment
+            view[0, thread.tid] = thread.moment
             thread.moment += 1
         number = self._new(view)
         for thread in threads:
@@ -142,7 +174,7 @@ class Order:
 
     def under_way(self, segments: list[Segment]) -> list[Segment]:
         """Those that are copies which not all threads know to be finished."""
-        known = self.views[self.threads[0].view]
+        known = self.views[self.threads[0].view][0]
         return [
             one
             for one in segments
@@ -152,16 +184,24 @@ class Order:
 
     def table(self) -> np.ndarray:
         """All views, side by side: (views, actors)."""
+        return self._rows(0)
+
+    def fenced(self) -> np.ndarray:
+        """What fences made visible, likewise."""
+        return self._rows(1)
+
+    def _rows(self, which: int) -> np.ndarray:
         actors = len(self.threads) + len(self._channels)
         table = np.zeros((len(self.views), actors), np.int64)
         for row, view in zip(table, self.views, strict=True):
-            row[: len(view)] = view
+            row[: view.shape[1]] = view[which]
         return table
 
 
 def joined(views: list[np.ndarray]) -> np.ndarray:
     """The latest moments of all."""
-    result = np.zeros(max(map(len, views)), np.int64)
+    result = np.zeros((2, max(view.shape[1] for view in views)), np.int64)
     for view in views:
-        np.maximum(result[: len(view)], view, out=result[: len(view)])
+        part = result[:, : view.shape[1]]
+        np.maximum(part, view, out=part)
     return result

@@ -14,6 +14,8 @@ import numpy as np
 from .arrays import Memory
 from .errors import Finding, KernelError, Place
 from .log import ATOMIC, CODE_BITS, LOAD, NOWHERE, STORE
+from .order import Groups
+from .proxies import ProxyFinder
 from .runtime import Runtime
 
 WRITE, READ, UPDATE = 0, 1, 2
@@ -94,6 +96,7 @@ class RaceFinder:
         self._order = np.argsort([m.base for m in memories])
         self._bases = np.array([m.base for m in memories])
         self._granules = np.array([m.granule for m in memories])
+        self.proxies: ProxyFinder | None = None
         self._slots = np.array(
             [m.twins.index(m) if m.twins else -1 for m in memories] or [-1], np.int64
         )
@@ -104,6 +107,11 @@ class RaceFinder:
         self._block_of = np.full((4, cells), -1, np.int32)
         self._code_of = np.zeros((4, cells), np.int32)
         self.block_number = 0
+
+    def follow_proxies(self) -> None:
+        """Look for missing proxy fences, too."""
+        owner = np.searchsorted(self._first_cell, np.arange(self._first_cell[-1]), "right") - 1
+        self.proxies = ProxyFinder(int(self._first_cell[-1]), ~self._is_global[owner])
 
     def check(self, words: np.ndarray, segments, ended: bool = False) -> None:
         """Look at the log since the last barrier.
@@ -139,13 +147,34 @@ class RaceFinder:
         else:
             self._unordered(found, segments)
         self._between_blocks(found.cell, found.code, found.kind)
+        if self.proxies is not None:
+            self._through_proxies(self.proxies, found, segments)
         if ended and self._slots.max() > 0:
             self._leaving(found, segments)
+
+    def _through_proxies(self, proxies: ProxyFinder, found: Accesses, segments) -> None:
+        """Report a read through the async proxy of what no fence made visible to it."""
+        late = proxies.check(found, segments, self.runtime.log.sites, self.runtime.order.fenced())
+        if late is None:
+            return
+        code, writer, read = late
+        reader = segments[found.segment[read]].thread
+        site: Any = self.runtime.log.sites[found.code[read]]
+        who = {"bulk": "a bulk copy", "wgmma": "a wgmma product"}[site.traffic]
+        text = (
+            f"thread {writer.number} writes {self._element(int(found.cell[read]))} and {who} of "
+            f"thread {reader.number} reads it on a way of its own, which may still see what was "
+            "there before: call fence_async() (fence.proxy.async) after the write, then a barrier "
+            f"(block {reader.block})"
+        )
+        places = (self._place(code), self._place(found.code[read]))
+        self.runtime.report(KernelError(Finding("missing fence", text, places)))
 
     def _leaving(self, found: Accesses, segments) -> None:
         """Shared memory of another block must be left before that block ends."""
         memory = np.searchsorted(self._first_cell, found.cell, side="right") - 1
-        slots, own = self._slots[memory], np.array([one.thread.slot for one in segments])
+        slots = self._slots[memory]
+        own: Any = np.array([one.thread.slot for one in segments])
         table = self.runtime.order.table()
         foreign = np.flatnonzero((slots >= 0) & (slots != own[found.segment]))
         pairs = np.stack([found.segment[foreign], slots[foreign]])
@@ -156,7 +185,7 @@ class RaceFinder:
                 continue
             at = foreign[(pairs == [[number], [slot]]).all(axis=0)][0]
             text = (
-                f"thread {one.thread.index} of block {one.thread.block} {_VERBS[found.kind[at]]} "
+                f"thread {one.thread.index} of block {one.thread.block} {_VERBS[int(found.kind[at])]} "
                 f"{self._element(int(found.cell[at]))} of block {owners[0].block}, which may have "
                 "ended: let the cluster meet before a block returns"
             )
@@ -251,19 +280,27 @@ class RaceFinder:
             texts.append(f"{copy}thread {segment.thread.number} {_VERBS[kind]}")
         copying = self._under_way(found, segments, a, found.at[b])
         why = "with no barrier in between"
+        places = [self._place(found.code[one]) for one in (a, b)]
         if copying:
             why = "while that copy may be under way: commit it, wait for it, then a barrier"
+            places.reverse()
+            if (groups := self._uncommitted(segments[found.segment[a]])) is not None:
+                why = "but that copy was never committed: no wait covers it"
+                if groups.waits is not None:
+                    places.append(self.runtime.positions[groups.waits][0])
         blocks = dict.fromkeys(segments[found.segment[one]].thread.block for one in (a, b))
         text = (
             f"{texts[0]} {self._element(int(found.cell[a]))} and {texts[1]} it, {why} "
             f"(block {' and block '.join(map(str, blocks))})"
         )
-        places = [self._place(found.code[one]) for one in (a, b)]
-        if copying:
-            places.reverse()
         kind = "asynchronous copy" if copying else "race"
         self.runtime.report(KernelError(Finding(kind, text, tuple(places))))
         return True
+
+    def _uncommitted(self, segment) -> Groups | None:
+        """The groups of a copy that is part of none, if it should be."""
+        groups = self.runtime.order.groups.get(segment.actor)
+        return groups if groups is not None and segment.moment > groups.committed else None
 
     def _by_fence(self, found, segments, a: int, b: int) -> bool:
         """Whether blocks that run at once may be ordered by fences, which are not followed."""

@@ -9,7 +9,6 @@ for the parity of the phase before the first one returns at once.
 from typing import Any
 
 from ..numba_cuda import types
-from ..ptx import emulated_by
 from .assembly import as_int32, assembly, described, shared_address
 from .emulation import barriers
 
@@ -77,7 +76,7 @@ barrier_wait = _operation(
 )
 
 
-def _fence(text, doc) -> Any:
+def _fence(text, emulate, doc) -> Any:
     def typing(typingctx):
         def codegen(context, builder, signature, args):
             assembly(builder, text, [])
@@ -85,17 +84,17 @@ def _fence(text, doc) -> Any:
 
         return types.void(), codegen
 
-    operation = emulated_by(lambda: None)(typing)
-    operation.__doc__ = doc
-    return operation
+    return described(typing, emulate, doc)
 
 
 fence_barrier_init = _fence(
     "fence.mbarrier_init.release.cluster;",
+    barriers.fence_init,
     "``fence.mbarrier_init``: the copy engine sees the barriers initialised before.",
 )
 fence_async = _fence(
     "fence.proxy.async.shared::cta;",
+    barriers.fence_async,
     """``fence.proxy.async`` (9.7.13.4): the copy engine sees own writes to shared memory.
 
     Needed between ordinary stores and a bulk store or wgmma that reads them.

@@ -16,6 +16,7 @@ from ..instructions import instruction
 from ..local import UNSET, LocalView
 from ..mathematics import divide
 from ..memory import SharedMemory
+from ..proxies import ASYNC_PROXY
 from ..runtime import Runtime
 from ..scalars import F64, argument
 from .fingerprint import Fingerprint
@@ -46,8 +47,8 @@ class Functions:
         Whether branches note where threads went (only needed to count).
     locals : dict of (Place, column) to (shape, dtype)
         The local arrays of each thread.
-    meets : bool
-        Whether a barrier of the grid is called.
+    meets, async_proxy : bool
+        Whether a barrier of the grid is called, and instructions of the async proxy (`proxies`).
     run_time_indices : list of Place
         Lines that keep local arrays out of registers.
     lines : dict
@@ -89,7 +90,7 @@ class Functions:
         self._constants: dict[int, Array] = {}
         self._kept: list = []
         self._regions = 0
-        self._fenced = self.meets = False
+        self._fenced = self.meets = self.async_proxy = False
         self._positions: dict[tuple, int] = {}
 
     def specialise(self, function, kinds, named, place: Place) -> Analysis:
@@ -273,6 +274,8 @@ class Functions:
         if id(operation) not in self._instructions:
             if getattr(operation, "traffic", "") in ("acquire", "release"):
                 self._fenced = True
+            if getattr(operation, "traffic", "") in ASYNC_PROXY:
+                self.async_proxy = True
             self._instructions[id(operation)] = instruction(self.runtime, operation)
         return self._instructions[id(operation)]
 

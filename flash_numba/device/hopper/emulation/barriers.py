@@ -90,6 +90,15 @@ def wait(context, bars, index, parity):
         context.finish(channel_of(bars, index), barrier.phase)
 
 
+def fence_init(context):
+    """Barriers are seen by all at once here."""
+
+
+def fence_async(context):
+    """The copy engine and wgmma see what the thread wrote."""
+    context.fence()
+
+
 def named_sync(context, number, threads):
     """Arrive and wait."""
     context.meet(int(number), int(threads))

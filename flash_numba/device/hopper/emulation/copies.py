@@ -61,8 +61,8 @@ def deliver(context, source, chunks, to, bars, index):
     barrier.advance(context.sync)
 
 
-def _groups(context) -> dict:
-    return context.block.setdefault(("bulk groups", context.thread.tid), {"committed": 0})
+def _channel(context):
+    return ("bulk", context.thread.tid)
 
 
 def store(context, source, c0, c1, c2, c3, tensor):
@@ -73,8 +73,8 @@ def store(context, source, c0, c1, c2, c3, tensor):
             "a bulk store may hang over the end of its tensor, but must not begin before it: "
             f"coordinates {tuple(map(int, (c0, c1, c2, c3)))}",
         )
-    array, moment = tensor[0], _groups(context)["committed"] + 1
-    with context.copy(("bulk", context.thread.tid), moment):
+    array = tensor[0]
+    with context.grouped_copy(_channel(context), must_finish=True):
         for place, inside in chunks_of(context, tensor, source, (c0, c1, c2, c3)):
             values = source.load_vector(place, CHUNK_BYTES // source.itemsize)
             if inside is not None:
@@ -84,11 +84,9 @@ def store(context, source, c0, c1, c2, c3, tensor):
 
 def commit(context):
     """Close the thread's group of stores."""
-    _groups(context)["committed"] += 1
+    context.commit(_channel(context))
 
 
 def wait_read(context):
     """The thread's committed stores have read their shared memory."""
-    committed = _groups(context)["committed"]
-    if committed:
-        context.finish(("bulk", context.thread.tid), committed)
+    context.wait_groups(_channel(context))

@@ -1,0 +1,100 @@
+"""Finds writes of shared memory that the asynchronous proxy may not see.
+
+The copy engine and wgmma read shared memory on a way of their own, the *async proxy*. What threads
+wrote is on it only once a ``fence.proxy.async`` lies between: after the write, and before the read
+in the order that barriers give (PTX ISA 9.0, section 8.5: proxy-preserved causality order). What
+the copy engine itself wrote needs none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .log import LOAD, STORE
+from .thread import Thread
+
+ASYNC_PROXY = ("bulk", "wgmma")
+"""Traffic that goes through it."""
+
+
+class ProxyFinder:
+    """For each element of shared memory, by whom and when it was last written by a thread.
+
+    Parameters
+    ----------
+    cells : int
+        Elements of all memories.
+    is_shared : bool array (cells)
+    """
+
+    def __init__(self, cells: int, is_shared: np.ndarray):
+        self.is_shared = is_shared
+        self._actor = np.full(cells, -1)
+        self._moment, self._code = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        self._thread: list[Thread | None] = [None] * cells
+
+    def begin(self) -> None:
+        """Other blocks begin."""
+        self._actor[:] = -1
+
+    def check(self, found, segments, sites, fenced: np.ndarray):
+        """The first read that no fence precedes, as (write's code, its thread, read's index).
+
+        Parameters
+        ----------
+        found : races.Accesses
+            Since the last barrier.
+        segments : list of Segment
+        sites : list of Site
+        fenced : int array (views, actors)
+            `Order.fenced`.
+
+        Returns
+        -------
+        tuple or None
+        """
+        bypass = np.array([bool(site and site.traffic in ASYNC_PROXY) for site in sites])
+        stores = np.array([bool(site and site.operation == STORE) for site in sites])
+        loads = np.array([bool(site and site.operation == LOAD) for site in sites])
+        fresh = ~np.array([one.carried for one in segments])
+        wanted = stores[found.code] | (bypass & loads)[found.code]
+        chosen = np.flatnonzero(wanted & self.is_shared[found.cell] & fresh[found.segment])
+        if not len(chosen):
+            return None
+        order = chosen[np.lexsort((found.at[chosen], found.cell[chosen]))]
+        cell, code = found.cell[order], found.code[order]
+        writes, at = stores[code], np.arange(len(order))
+        first = np.concatenate([[True], cell[1:] != cell[:-1]])
+        begins = np.maximum.accumulate(np.where(first, at, 0))
+        before = np.maximum.accumulate(np.where(writes, at, -1))
+        actor, moment, view = (
+            np.array([getattr(one, name) for one in segments])[found.segment[order]]
+            for name in ("actor", "moment", "view")
+        )
+        here = before >= begins
+        last = np.maximum(before, 0)
+        writer = np.where(here, np.where(bypass[code[last]], -1, actor[last]), self._actor[cell])
+        when = np.where(here, moment[last], self._moment[cell])
+        late = ~writes & (writer >= 0) & (fenced[view, writer] < when)
+        result = None
+        if late.any():
+            one = int(np.flatnonzero(late)[np.argmin(found.at[order[late]])])
+            if here[one]:
+                thread = segments[found.segment[order[last[one]]]].thread
+                result = int(code[last[one]]), thread, int(order[one])
+            else:
+                result = int(self._code[cell[one]]), self._thread[cell[one]], int(order[one])
+        self._remember(found, segments, order[writes], bypass)
+        return result
+
+    def _remember(self, found, segments, writes, bypass) -> None:
+        """Keep the last write of each element; `writes` are sorted by element and time."""
+        cell = found.cell[writes]
+        writes = writes[np.flatnonzero(np.diff(cell, append=-1))]
+        cell, code = found.cell[writes], found.code[writes]
+        actors = np.array([one.actor for one in segments])[found.segment[writes]]
+        self._actor[cell] = np.where(bypass[code], -1, actors)
+        self._moment[cell] = np.array([one.moment for one in segments])[found.segment[writes]]
+        self._code[cell] = code
+        for one, segment in zip(cell.tolist(), found.segment[writes].tolist(), strict=True):
+            self._thread[one] = segments[segment].thread
