@@ -184,8 +184,9 @@ class RaceFinder:
             if all(table[t.last_view, one.actor] >= one.moment for t in owners):
                 continue
             at = foreign[(pairs == [[number], [slot]]).all(axis=0)][0]
+            verb = _VERBS[int(found.kind[at])]
             text = (
-                f"thread {one.thread.index} of block {one.thread.block} {_VERBS[int(found.kind[at])]} "
+                f"thread {one.thread.index} of block {one.thread.block} {verb} "
                 f"{self._element(int(found.cell[at]))} of block {owners[0].block}, which may have "
                 "ended: let the cluster meet before a block returns"
             )
