@@ -107,3 +107,9 @@ def test_the_readme_says_what_was_committed(program):
         found = json.loads(COMMITTED.read_text())
         assert (found["exit_code"], found["failed"], found["failures"]) == (0, 0, [])
         assert " ".join(program.readme(found, COMMITTED).split()) in text
+
+
+def test_all_tests_for_a_gpu_are_in_the_files_that_are_run(program):
+    folder = ROOT / "tests"
+    marked = {path for path in folder.rglob("*.py") if "mark.gpu" in path.read_text()}
+    assert marked - {Path(__file__)} == set(map(Path, program.files())) - {Path(__file__)}
