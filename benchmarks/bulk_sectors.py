@@ -20,13 +20,18 @@ import numpy as np
 
 RESULTS = Path(__file__).parent / "results" / "bulk_sectors.json"
 METRICS = [
+    "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum",
+    "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum",
     "lts__t_sectors_srcunit_tex_op_read.sum",
     "lts__t_sectors_srcunit_tex_op_write.sum",
+    "lrc__xbar2gpc_sectors_op_read.sum",
+    "lrc__lts2lrc_sectors_op_read.sum",
     "smsp__inst_executed_op_tma_ld.sum",
     "smsp__inst_executed_op_tma_st.sum",
 ]
 SEQLEN, HEADS, COLUMNS = 1000, 4, 128
-BLOCKS = 8
+BLOCKS, STORE_STEP = 8, -100
+"""Boxes that hang over the end are stored further up by the next blocks: none begins before it."""
 
 
 class Case(NamedTuple):
@@ -58,7 +63,7 @@ def cases() -> list[Case]:
             for first, step in ((0, rows), (40, 0), (SEQLEN - rows // 2, 0), (SEQLEN, 0)):
                 found.append(Case("load", rows, columns, first, step))
                 if step or (first < SEQLEN and first != 40):
-                    found.append(Case("store", rows, columns, first, step if step else -2 * rows))
+                    found.append(Case("store", rows, columns, first, step or STORE_STEP))
     return found
 
 

@@ -146,9 +146,16 @@ exp2 = _unary(
 )
 
 
-@emulated_by(lambda x, y: np.fmax(np.float32(x), np.float32(y)))
+def _larger(x, y):
+    x, y = np.float32(x), np.float32(y)
+    if x == 0 and y == 0:
+        return x + y
+    return np.fmax(x, y)
+
+
+@emulated_by(_larger)
 def larger(typingctx, x, y):
-    """``max.f32`` (9.7.3.12): the larger of two float32; a NaN loses to a number."""
+    """``max.f32`` (9.7.3.12): the larger of two float32; a NaN loses to a number, -0 to +0."""
 
     def codegen(context, builder, signature, args):
         operands = [
