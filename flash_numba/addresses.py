@@ -11,6 +11,7 @@ ALIGNMENT = 16
 
 NAMES = ("q", "k", "v", "mask", "bias", "alibi_slopes", "o", "lse", "memory")
 NAMES += ("do", "dlse", "dq", "dk", "dv", "dbias", "dscore_mod")
+NAMES += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 """The arrays of a call, by their names in `attention` and `problem.Problem.shapes`."""
 
 _WORD = 64

@@ -13,7 +13,9 @@ from .addresses import known_as
 from .arrays import DeviceArray, Place, broadcast, dtype_of, is_copyable, kind_of, one_place
 from .checks import finite, shown
 from .masks import Mask, ScoreMod
+from .packed_arguments import packed_like, packed_problem
 from .problem import Problem, window_sides
+from .sequences import Packed
 from .tiling import BlockMask
 
 ELEMENTS = ("fp32", "fp16", "bf16")
@@ -59,6 +61,10 @@ class Numbers(NamedTuple):
         dropout_p = checks.dropout_probability("dropout_p", dropout_p)
         seed = 0 if seed is None else checks.seed("seed", seed)
         return cls(scale, causal, window_sides(window), softcap, dropout_p, seed)
+
+    def of_problem(self) -> dict[str, Any]:
+        """Those that are fields of `Problem`."""
+        return {name: x for name, x in self._asdict().items() if name != "softcap"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +143,15 @@ def pose(
     block_mask=None,
     dropout_p=0.0,
     seed=None,
+    packed: Packed | None = None,
     needs=(),
 ) -> Posed:
     """Check the arguments of `attention.flash_attention` and make one problem of them.
 
     Parameters
     ----------
+    packed : Packed, optional
+        Of `varlen.flash_attention_varlen`: q, k and v are a packed batch.
     needs : sequence of str
         Gradients wanted. The tensor of one of "bias" and "score_mod" is copied if it has an axis of
         stride 0 itself, so that each of its elements has a gradient of its own.
@@ -154,18 +163,18 @@ def pose(
     """
     if isinstance(mask, Mask):
         raise TypeError(f"mask must be a bool array, got {shown(mask)}; mask_mod takes a Mask")
-    place = one_place(
-        ("mask", "bias", "alibi_slopes"),
-        q=q,
-        k=k,
-        v=v,
-        mask=mask,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-    )
+    optional = {"mask": mask, "bias": bias, "alibi_slopes": alibi_slopes}
+    if packed is not None:
+        packed = packed_like(q, packed)
+        optional |= packed.arrays
+    place = one_place(tuple(optional), q=q, k=k, v=v, **optional)
     numbers = Numbers.of(scale, causal, window, softcap, dropout_p, seed)
     dtype = _common_dtype(q, k, v)
-    base = _problem(tuple(q.shape), tuple(k.shape), tuple(v.shape), dtype, numbers)
+    shapes = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    if packed is None:
+        base = _problem(*shapes, dtype, numbers)
+    else:
+        base = packed_problem(*shapes, dtype, numbers, packed, place)
     if key_lengths is not None:
         base = replace(base, key_lengths=host_lengths(key_lengths))
     check_functions(score_mod, mask_mod, block_mask)
@@ -197,7 +206,10 @@ def pose(
     )
     if block_mask is not None:
         block_mask = replace(block_mask, mask=_seen_from(place, block_mask.mask))
+    if packed is not None:
+        views |= {n: place.view(x) for n, x in packed.arrays.items() if x is not None}
     repeated = not (mods or mask is not None or block_mask is not None or key_lengths is not None)
+    repeated = repeated and (packed is None or not place.on_host)
     if mods or mask is not None or block_mask is not None:
         base = replace(base, mask=mask, score_mods=tuple(mods.values()), block_mask=block_mask)
     at = {name: number for number, name in enumerate(mods)}
@@ -225,8 +237,7 @@ def _common_dtype(q, k, v) -> str:
 def _problem(q_shape, k_shape, v_shape, dtype: str, numbers: Numbers) -> Problem:
     """The problem that three shapes and the numbers pose; a repeated call finds it made."""
     q, k, v = (DeviceArray(0, shape, (), dtype) for shape in (q_shape, k_shape, v_shape))
-    options = numbers._asdict()
-    del options["softcap"]
+    options = numbers.of_problem()
     problem = Problem.of(q, k, v, dtype=dtype, **options)
     positions = max(problem.seqlen_q, problem.seqlen_k)
     if problem.num_heads > max(LIKELY_HEADS, 4 * positions):

@@ -21,6 +21,7 @@ from .checks import finite, flag, shown
 from .ladder import Gpu, NoGpu
 from .problem import DTYPES
 from .scores import check_differentiable
+from .sequences import Packed
 
 NEEDS = ("q", "k", "v", "bias", "score_mod")
 """What `flash_attention_backward` has gradients of."""
@@ -230,7 +231,7 @@ def flash_attention_backward(
     ----------
     Dao, "FlashAttention-2", 2023, Algorithm 2.
     """
-    needs = _checked_needs(needs)
+    needs = checked_needs(needs)
     options.pop("return_lse", None)
     if options.get("dropout_p") and options.get("seed") is None:
         raise ValueError("seed must be the one of the forward call where dropout_p > 0, got None")
@@ -244,7 +245,8 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.
     Parameters
     ----------
     q, k, v, kernel, deterministic, **options
-        As for `flash_attention`.
+        As for `flash_attention`; with `cu_seqlens_q` and `cu_seqlens_k` among them, as for
+        `varlen.flash_attention_varlen`.
 
     Returns
     -------
@@ -257,6 +259,9 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.
         As `flash_attention`, but for a call that no rung can answer, which is explained.
     """
     options.pop("return_lse", None)
+    if "cu_seqlens_q" in options or "cu_seqlens_k" in options:
+        arrays = {name: options.pop(name, None) for name in Packed._fields}
+        options["packed"] = Packed(**arrays)
     posed = pose(q, k, v, **options)
     return ladder.look(posed.problem, gpu_of(posed), kernel, deterministic, aligned=posed.aligned)
 
@@ -356,7 +361,8 @@ def _rounded(array: np.ndarray, dtype) -> np.ndarray:
         return array.astype(dtype)
 
 
-def _checked_needs(needs) -> tuple[str, ...]:
+def checked_needs(needs) -> tuple[str, ...]:
+    """Names of gradients, or a single one, as a tuple; else a ValueError or TypeError."""
     if not isinstance(needs, str | Iterable):
         raise TypeError(f"needs must hold names of {', '.join(NEEDS)}; got {shown(needs)}")
     needs = (needs,) if isinstance(needs, str) else tuple(needs)

@@ -85,11 +85,8 @@ def axes(name: str, array, *names: str) -> None:
         )
 
 
-def agree(what: str, **sizes: int) -> None:
+def agree(what: str, *, layout: str = "batch, seqlen, heads, head_dim", **sizes: int) -> None:
     """Raise a ValueError that names all arrays unless they have one size in `what`."""
     if len(set(sizes.values())) > 1:
         got = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(
-            f"{' and '.join(sizes)} must agree in {what} "
-            f"(layout: batch, seqlen, heads, head_dim); {got}"
-        )
+        raise ValueError(f"{' and '.join(sizes)} must agree in {what} (layout: {layout}); {got}")

@@ -16,6 +16,7 @@ from .ladder import Rung
 from .plan import SEED, Plan
 from .problem import DTYPES, Problem
 from .scores import aux_shape
+from .sequences import Packed
 
 
 class Output(NamedTuple):
@@ -91,7 +92,8 @@ def plan_forward(rung: Rung, problem: Problem, views: Mapping[str, DeviceArray])
     memory = _workspace(parts)
     inputs = (known_as(views[name], name) for name in ("q", "k", "v"))
     written = (output.view() for output in outputs)
-    functions.forward(problem, *inputs, *written, plan, *(space.view() for space in memory))
+    spaces = (space.view() for space in memory)
+    functions.forward(problem, *inputs, *written, plan, *spaces, **_packed(problem, views))
     return Pass.of(plan, views, outputs, memory, problem)
 
 
@@ -139,8 +141,18 @@ def plan_backward(
     dlse = known_as(views["dlse"], "dlse") if "dlse" in views else None
     gradients = (written.get(name) for name in ("q", "k", "v"))
     rest = dlse, plan, *([d_aux] if numbers else [])
-    functions.backward(problem, *inputs, *gradients, memory[0].view(), *rest)
+    space = memory[0].view()
+    functions.backward(problem, *inputs, *gradients, space, *rest, **_packed(problem, views))
     return Pass.of(plan, views, outputs, memory, problem)
+
+
+def _packed(problem: Problem, views: Mapping[str, DeviceArray]) -> dict[str, Any]:
+    """What a rung's functions are handed besides of a packed batch."""
+    if problem.sequences is None:
+        return {}
+    names = Packed._fields[:4]
+    found = (known_as(views[name], name) if name in views else None for name in names)
+    return {"packed": Packed(*found)}
 
 
 def _workspace(parts: Sequence[int]) -> list[Output]:

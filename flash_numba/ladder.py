@@ -87,7 +87,8 @@ class Rung:
         `dlse` may be None. `d_aux` is () or has an entry for each of ``problem.score_mods``: None,
         or a float32 array of shape `scores.aux_shape`, which is written; `numbers` are those of the
         latter. A rung whose forward pass needs memory too has
-        ``forward_workspace(problem)``, and its `forward` is handed ``memory`` after `stream`.
+        ``forward_workspace(problem)``, and its `forward` is handed ``memory`` after `stream`. Of a
+        packed batch both are handed ``packed``, a `sequences.Packed` of `DeviceArray`, too.
         ``counted_as(problem)``, if there, names the simulator's program of the module's schedule
         and its tile_m and tile_n.
     programs : tuple of str
@@ -179,6 +180,9 @@ class Rung:
         return None
 
 
+_NOT_PACKED = frozenset({"packed sequences"})
+_PACKED_SCORE_MOD = "gradient of score_mod in packed sequences"
+
 RUNGS: tuple[Rung, ...] = (
     Rung(
         "hopper",
@@ -189,6 +193,7 @@ RUNGS: tuple[Rung, ...] = (
         majors=(9,),
         copies_boxes=True,
         dtypes=("fp16", "bf16"),
+        kernels_lack=_NOT_PACKED,
     ),
     Rung(
         "tensor_core",
@@ -197,24 +202,28 @@ RUNGS: tuple[Rung, ...] = (
         ("flash2", "flash2_two_kernel"),
         dtypes=("fp16", "bf16"),
         dtype_capability=(("bf16", (8, 0)),),
+        kernels_lack=frozenset({_PACKED_SCORE_MOD}),
     ),
     Rung(
         "flash2",
         "FlashAttention-2: query tiles outside, O in registers",
         (".kernels.flash2", ".kernels.flash2_backward"),
         ("flash2", "flash2_two_kernel"),
+        kernels_lack=_NOT_PACKED,
     ),
     Rung(
         "flash1",
         "FlashAttention-1: key tiles outside, O rewritten at every pair of tiles",
         (".kernels.flash1", ".kernels.flash1_backward"),
         ("flash1", "flash1"),
+        kernels_lack=_NOT_PACKED,
     ),
     Rung(
         "standard",
         "Standard attention in tiles, S and P in memory",
         (".kernels.standard", ".kernels.standard_backward"),
         ("tiled", "tiled"),
+        kernels_lack=_NOT_PACKED,
     ),
 )
 """The rungs that exist, the fastest first."""
@@ -226,6 +235,7 @@ def features_of(problem: Problem, needs: Sequence[str] = ()) -> frozenset[str]:
         "causal": problem.causal,
         "window": problem.window != (None, None),
         "key lengths": problem.key_lengths is not None,
+        "packed sequences": problem.sequences is not None,
         "mask": problem.mask is not None,
         "block mask": problem.block_mask is not None,
         "score changes": bool(problem.score_mods),
@@ -234,6 +244,7 @@ def features_of(problem: Problem, needs: Sequence[str] = ()) -> frozenset[str]:
         "another head_dim_v": problem.head_dim_v != problem.head_dim,
         "gradient of bias": "bias" in needs,
         "gradient of score_mod": "score_mod" in needs,
+        _PACKED_SCORE_MOD: "score_mod" in needs and problem.sequences is not None,
     }
     return frozenset(name for name, used in asked.items() if used)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import numpy as np
 from . import checks, masks
 from .checks import LARGEST, agree, axes, finite, one_of, shown, whole
 from .masks import Mask, ScoreMod
+from .sequences import Sequences, Side
 
 if TYPE_CHECKING:
     from .tiling import BlockMask
@@ -30,6 +31,9 @@ DTYPES = {
     "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 """Element types of Q, K, V and O by the name that tables and options use."""
+
+
+_OF_KEYS = ("k", "v", "dk", "dv")
 
 
 def dtype_name(dtype) -> str:
@@ -82,6 +86,10 @@ class Problem:
         Probability in [0, 1) that a softmax weight is dropped.
     seed : int
         64-bit key of the dropout mask.
+    sequences : Sequences, optional
+        The batch is packed: q is (total_q, num_heads, head_dim), lse (num_heads, total_q), and each
+        sequence has lengths of its own, which masks and score changes align to; `seqlen_q` and
+        `seqlen_k` only bound them. Without key_lengths and block_mask.
 
     Raises
     ------
@@ -106,6 +114,7 @@ class Problem:
     score_mods: Sequence[ScoreMod] = ()
     dropout_p: float = 0.0
     seed: int = 0
+    sequences: Sequences | None = None
 
     def __post_init__(self):
         def put(name, value):
@@ -148,6 +157,10 @@ class Problem:
             self._check_block_mask(self.block_mask)
         put("dropout_p", checks.dropout_probability("dropout_p", self.dropout_p))
         put("seed", checks.seed("seed", self.seed))
+        if self.sequences is not None:
+            for name in ("key_lengths", "block_mask"):
+                if (given := getattr(self, name)) is not None:
+                    raise ValueError(f"{name} must be None in a packed batch, got {shown(given)}")
 
     def _checked_lengths(self) -> np.ndarray | None:
         if self.key_lengths is None:
@@ -194,13 +207,66 @@ class Problem:
         """Keys of sequence `batch`: its own length, or seqlen_k."""
         return self.seqlen_k if self.key_lengths is None else int(self.key_lengths[batch])
 
+    def alike(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Sequences by their numbers of queries and keys: the first of them, and how many."""
+        if self.sequences is not None:
+            queries, keys = (self.side_of(name).used for name in "qk")
+        elif self.key_lengths is not None:
+            queries, keys = np.full(self.batch, self.seqlen_q), self.key_lengths
+        else:
+            return {(self.seqlen_q, self.seqlen_k): (0, self.batch)} if self.batch else {}
+        pairs = np.stack([queries, keys], axis=1)
+        found, *which = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+        numbers = zip(*(one.tolist() for one in which), strict=True)
+        return dict(zip(map(tuple, found.tolist()), numbers, strict=True))
+
+    def sequence(self, batch: int) -> Problem:
+        """Sequence `batch` alone as a problem with one length; the index of its batch stays."""
+        if self.sequences is None:
+            return self
+        lengths = {"seqlen_q": self._rows("q", batch), "seqlen_k": self._rows("k", batch)}
+        lengths = {name: rows.stop - rows.start for name, rows in lengths.items()}
+        return replace(self, **lengths, sequences=None)
+
+    def _rows(self, name: str, batch: int) -> slice:
+        """Rows of sequence `batch` in the array `name`."""
+        if self.sequences is None:
+            return slice(0, self.key_length(batch) if name in _OF_KEYS else self.seqlen_q)
+        return self.side_of(name).rows(batch)
+
+    def side_of(self, name: str) -> Side:
+        """Where the sequences of a packed batch lie in the array `name`; known on the host only."""
+        assert self.sequences is not None
+        side = self.sequences.keys if name in _OF_KEYS else self.sequences.queries
+        assert side is not None
+        return side
+
+    def of_sequence(self, name: str, array: np.ndarray, batch: int) -> np.ndarray:
+        """The part of an array that belongs to sequence `batch`, a view.
+
+        Parameters
+        ----------
+        name : str
+            Under which `shapes` has the array's shape.
+
+        Returns
+        -------
+        array of shape (rows, heads, columns), or (num_heads, rows) for lse and dlse
+        """
+        rows = self._rows(name, batch)
+        part = array if self.sequences is not None else array[batch]
+        return part[:, rows] if name in ("lse", "dlse") else part[rows]
+
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all inputs and outputs by name (q, k, v, o, lse; do, dlse, dq, dk, dv)."""
-        q = self.batch, self.seqlen_q, self.num_heads, self.head_dim
-        k = self.batch, self.seqlen_k, self.num_kv_heads, self.head_dim
-        v, o = (*k[:3], self.head_dim_v), (*q[:3], self.head_dim_v)
-        lse = self.batch, self.num_heads, self.seqlen_q
+        q: tuple[int, ...] = self.batch, self.seqlen_q, self.num_heads, self.head_dim
+        k: tuple[int, ...] = self.batch, self.seqlen_k, self.num_kv_heads, self.head_dim
+        lse: tuple[int, ...] = self.batch, self.num_heads, self.seqlen_q
+        if self.sequences is not None:
+            q, k = (self.sequences.total_q, *q[2:]), (self.sequences.total_k, *k[2:])
+            lse = self.num_heads, self.sequences.total_q
+        v, o = (*k[:-1], self.head_dim_v), (*q[:-1], self.head_dim_v)
         inputs = {"q": q, "k": k, "v": v, "do": o, "dlse": lse}
         return inputs | {"o": o, "lse": lse, "dq": q, "dk": k, "dv": v}
 
@@ -217,16 +283,20 @@ class Problem:
                 raise TypeError(f"{name} must be an array, got {shown(array)}")
             allowed, received = self.shapes[name], tuple(array.shape)
             if received != allowed:
-                layout = "num_heads, seqlen_q" if len(allowed) == 3 else "seqlen, heads, head_dim"
-                raise ValueError(
-                    f"{name} must have shape {allowed} (batch, {layout}), got {received}"
-                )
+                packed = self.sequences is not None
+                if name in ("lse", "dlse"):
+                    layout = "num_heads, total_q" if packed else "batch, num_heads, seqlen_q"
+                else:
+                    layout = f"{'total' if packed else 'batch, seqlen'}, heads, head_dim"
+                raise ValueError(f"{name} must have shape {allowed} ({layout}), got {received}")
             if getattr(array.dtype, "kind", "f") not in "fiubV":
                 raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
 
     @property
     def shift(self) -> Any:
         """What aligns q_idx with k_idx: keys minus queries, one number or one a batch."""
+        if self.sequences is not None:
+            return self.sequences.shift
         keys = self.seqlen_k if self.key_lengths is None else np.asarray(self.key_lengths)
         return keys - self.seqlen_q
 

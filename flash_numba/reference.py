@@ -15,7 +15,7 @@ Dao et al., "FlashAttention", NeurIPS 2022, section 2.2 (forward) and appendix B
 equations 4 to 6).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,11 +112,11 @@ def forward(problem: Problem, q, k, v, *, dtype: str | None = None):
     problem.check_shapes(q=q, k=k, v=v)
     arith = arithmetic(dtype)
     o = np.zeros(problem.shapes["o"])
-    lse = np.zeros(problem.shapes["lse"])
+    lse = np.full(problem.shapes["lse"], -np.inf)
     for batch, head in np.ndindex(problem.batch, problem.num_heads):
         at = _Head(problem, arith, batch, head, q, k, v)
-        o[batch, :, head] = at.o
-        lse[batch, head] = at.lse
+        problem.of_sequence("o", o, batch)[:, head] = at.o
+        problem.of_sequence("lse", lse, batch)[head] = at.lse
     return o, lse
 
 
@@ -150,11 +150,14 @@ def backward(problem: Problem, q, k, v, do, dlse=None, *, dtype: str | None = No
     totals = aux_totals(problem)
     for batch, head in np.ndindex(problem.batch, problem.num_heads):
         at = _Head(problem, arith, batch, head, q, k, v)
-        do_head = arith.read(do[batch, :, head])
-        dlse_head = 0.0 if dlse is None else arith.inside.type(dlse[batch, head])[:, None]
-        seen = slice(at.seqlen_k)
+        do_head = arith.read(problem.of_sequence("do", do, batch)[:, head])
+        dlse_head: Any = 0.0
+        if dlse is not None:
+            dlse_head = problem.of_sequence("dlse", dlse, batch)[head].astype(arith.inside)
+            dlse_head = dlse_head[:, None]
+        dk_here, dv_here = (problem.of_sequence(*x, batch) for x in (("dk", dk), ("dv", dv)))
         # dV = P^T dO and dP = dO V^T, both through the dropout of P.
-        dv[batch, seen, at.kv_head] += arith.store(at.kept_weights.T @ do_head)
+        dv_here[:, at.kv_head] += arith.store(at.kept_weights.T @ do_head)
         dp = arith.store(arith.store(do_head @ at.v.T) * at.keep)
         # Softmax: dS_ij = P_ij (dP_ij - delta_i), where delta_i = sum_j P_ij dP_ij = dO_i . O_i
         # (equation 4). lse adds P_ij dlse_i.
@@ -162,8 +165,8 @@ def backward(problem: Problem, q, k, v, do, dlse=None, *, dtype: str | None = No
         ds = arith.store(at.weights * (dp - delta + dlse_head))
         ds = arith.store(score_gradient(*at.place, ds, at.chain, totals))
         ds = arith.store(ds * arith.inside.type(problem.softmax_scale))
-        dq[batch, :, head] = arith.store(ds @ at.k)
-        dk[batch, seen, at.kv_head] += arith.store(ds.T @ at.q)
+        problem.of_sequence("dq", dq, batch)[:, head] = arith.store(ds @ at.k)
+        dk_here[:, at.kv_head] += arith.store(ds.T @ at.q)
     aux = tuple(total for total in totals if total is not None)
     return Gradients(dq, arith.result(dk), arith.result(dv), aux)
 
@@ -175,9 +178,8 @@ class _Head:
     ----------
     place : tuple
         The first arguments of `scores.apply_scores`.
-    seqlen_k : int
-        The sequence's own number of keys, M below.
     q, k, v : arrays of shape (N, head_dim), (M, head_dim), (M, head_dim_v)
+        Of the sequence's own N queries and M keys.
     weights : array of shape (N, M)
         P, before dropout; a row that sees no key is 0.
     keep : array of shape (N, M), or 1
@@ -192,11 +194,10 @@ class _Head:
 
     def __init__(self, problem: Problem, arith: Arithmetic, batch: int, head: int, q, k, v):
         self.kv_head = head // problem.group
-        self.seqlen_k = problem.key_length(batch)
-        self.q = arith.read(q[batch, :, head])
-        self.k = arith.read(k[batch, : self.seqlen_k, self.kv_head])
-        self.v = arith.read(v[batch, : self.seqlen_k, self.kv_head])
-        q_idx, k_idx = np.ogrid[: problem.seqlen_q, : self.seqlen_k]
+        self.q = arith.read(problem.of_sequence("q", q, batch)[:, head])
+        self.k = arith.read(problem.of_sequence("k", k, batch)[:, self.kv_head])
+        self.v = arith.read(problem.of_sequence("v", v, batch)[:, self.kv_head])
+        q_idx, k_idx = np.ogrid[: len(self.q), : len(self.k)]
         self.place = problem, batch, head, q_idx, k_idx
 
         scores = arith.store(self.q @ self.k.T * arith.inside.type(problem.softmax_scale))

@@ -53,38 +53,46 @@ def tensors(
     arrays: dict[str, np.ndarray], problem: Problem, sequence: int, heads: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """What the machine of one kv head finds in HBM, shaped as `hbm.LAYOUT` says."""
-    kv = heads[0] // problem.group
-    keys = slice(0, problem.key_length(sequence))
-    found = {
-        "Q": arrays["q"][sequence, :, list(heads)],
-        "K": arrays["k"][sequence, keys, kv],
-        "V": arrays["v"][sequence, keys, kv],
-    }
-    if "do" in arrays:
-        found["dO"] = arrays["do"][sequence, :, list(heads)]
-    if "dlse" in arrays:
-        found["dLSE"] = arrays["dlse"][sequence, list(heads)]
-    return found
+    own = _parts(arrays, problem, sequence, heads)
+    names = {"Q": "q", "K": "k", "V": "v", "dO": "do", "dLSE": "dlse"}
+    return {tensor: own(name) for tensor, name in names.items() if name in arrays}
 
 
 def forward_outputs(
-    arrays: dict[str, np.ndarray], sequence: int, heads: Sequence[int]
+    arrays: dict[str, np.ndarray], problem: Problem, sequence: int, heads: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """One machine's part of the O and LSE that came in, copied."""
-    found = {}
-    if "o" in arrays:
-        found["O"] = arrays["o"][sequence, :, list(heads)]
-    if "lse" in arrays:
-        found["LSE"] = arrays["lse"][sequence, list(heads)]
-    return found
+    own = _parts(arrays, problem, sequence, heads)
+    return {tensor: own(name) for tensor, name in (("O", "o"), ("LSE", "lse")) if name in arrays}
+
+
+def _parts(arrays: dict[str, np.ndarray], problem: Problem, sequence: int, heads: Sequence[int]):
+    """A function of a name in `arrays` that gives one machine's part."""
+
+    def part(name: str) -> np.ndarray:
+        whole = problem.of_sequence(name, arrays[name], sequence)
+        if name in ("k", "v"):
+            return whole[:, heads[0] // problem.group]
+        return whole[list(heads)] if whole.ndim == 2 else whole[:, list(heads)].swapaxes(0, 1)
+
+    return part
 
 
 def outputs(problem: Problem, direction: str, idealised: bool) -> dict[str, np.ndarray]:
-    """Arrays to collect outputs in, NaN where no run has put anything."""
+    """Arrays to collect outputs in, NaN where no run has put anything.
+
+    Rows of a packed batch that belong to no sequence are 0, of LSE -inf.
+    """
     names = list(OUTPUTS) if direction == "backward" else ["O", "LSE"]
     if idealised:
         names.remove("LSE")
-    return {name: np.full(problem.shapes[OUTPUTS[name]], np.nan, np.float32) for name in names}
+    found = {name: np.full(problem.shapes[OUTPUTS[name]], np.nan, np.float32) for name in names}
+    for name, array in found.items() if problem.sequences is not None else ():
+        side = problem.side_of(OUTPUTS[name])
+        array[(slice(None), side.outside) if name == "LSE" else side.outside] = (
+            -np.inf if name == "LSE" else 0
+        )
+    return found
 
 
 def collect(
@@ -97,11 +105,13 @@ def collect(
     """Copy one machine's outputs; keys beyond the sequence's own length get a gradient of 0."""
     for name, out in collected.items():
         found = hbm.tensor(name).data
+        own = problem.of_sequence(OUTPUTS[name], out, sequence)
         if name == "LSE":
-            out[sequence, list(heads)] = found
+            own[list(heads)] = found
         elif LAYOUT[name][0] == "head":
-            out[sequence, :, list(heads)] = found
+            own[:, list(heads)] = found.swapaxes(0, 1)
         else:
-            length, kv = problem.key_length(sequence), heads[0] // problem.group
-            out[sequence, :length, kv] = found
-            out[sequence, length:, kv] = 0
+            kv = heads[0] // problem.group
+            own[:, kv] = found
+            if problem.sequences is None:
+                out[sequence, len(found) :, kv] = 0

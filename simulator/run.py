@@ -14,7 +14,7 @@ from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
 from .arrays import checked, collect, forward_outputs, outputs, tensors
-from .counts import Counts
+from .counts import Counts, rows_outside
 from .events import EventLog
 from .hardware import H100
 from .machine import Machine
@@ -127,20 +127,23 @@ def simulate(
         result.log = EventLog(_meta(program, problem, direction, batch, head or 0, options))
     for sequence, heads, times in _groups(problem, batch, head, counts_only=arrays is None):
         options |= {"batch": sequence, "heads": heads}
+        part = problem.sequence(sequence)
         if arrays is not None:
             options["data"] = tensors(arrays, problem, sequence, heads)
             if direction == "backward":
-                _run(program.forward, problem, options)
-                options["data"] |= forward_outputs(arrays, sequence, heads)
-        gpu = _run(chosen, problem, options, lse_gradient=lse_gradient, log=result.log)
+                _run(program.forward, part, options)
+                options["data"] |= forward_outputs(arrays, problem, sequence, heads)
+        gpu = _run(chosen, part, options, lse_gradient=lse_gradient, log=result.log)
         peak = None if program.idealised else gpu.sram.peak
         result.counts += gpu.ledger.counts(peak) * times
         result.register_peak_bytes = max(result.register_peak_bytes, gpu.register_peak)
         if arrays is not None:
             collect(result.arrays, gpu.hbm, problem, sequence, heads)
-            for total, part in zip(result.aux or (), gpu.aux_totals or (), strict=False):
+            for total, own in zip(result.aux or (), gpu.aux_totals or (), strict=False):
                 if total is not None:
-                    total += part
+                    total += own
+    if head is None and problem.sequences is not None:
+        result.counts += rows_outside(problem, direction, program.idealised)
     return result
 
 
@@ -187,13 +190,8 @@ def _groups(
     mask = problem.mask
     by_length = problem.block_mask is None and (mask is None or mask.key_range is None)
     if counts_only and by_length:
-        # Causal and window follow from the number of keys, and nothing else skips a tile.
-        if problem.key_lengths is None:
-            alike = {0: problem.batch} if problem.batch else {}
-        else:
-            _, first, times = np.unique(problem.key_lengths, return_index=True, return_counts=True)
-            alike = dict(zip(first.tolist(), times.tolist(), strict=True))
-        for sequence, times in alike.items():
+        # Causal and window follow from the lengths, and nothing else skips a tile.
+        for sequence, times in problem.alike().values():
             yield sequence, tuple(range(size)), times * kv_heads
         return
     for sequence, kv in np.ndindex(problem.batch, kv_heads):

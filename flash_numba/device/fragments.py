@@ -155,3 +155,25 @@ def make_mask_range(key_range, columns: int, rows: int = ROWS):
                     rS[i, j] = -math.inf
 
     return mask_range
+
+
+@cache
+def make_empty_rows(packed: bool, rows: int, out_columns: int):
+    """Room ``empty_rows(row_max, row_sum, acc_o, first_q, seqlen_q)``: rows beyond the queries.
+
+    Of packed sequences such a row may have a place in O and LSE: it ends as one that saw no key.
+    """
+
+    @room
+    def empty_rows(row_max, row_sum, acc_o, first_q, seqlen_q):
+        if packed:
+            for i in range(rows):
+                unroll_full()
+                if first_q + 8 * i >= seqlen_q:
+                    row_max[i] = LOWEST
+                    row_sum[i] = 0
+                    for c in range(out_columns):
+                        unroll_full()
+                        acc_o[i, c] = 0
+
+    return empty_rows

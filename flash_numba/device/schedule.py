@@ -4,6 +4,7 @@
 """
 
 from functools import cache
+from typing import Any, NamedTuple
 
 from ..tiling import PARTIAL, SKIPPED, KeyTiles, make_key_tiles, make_query_span
 from .functions import device_function
@@ -59,6 +60,84 @@ def make_block_of(rows_first: bool):
         return types.int32(batch_head // heads), types.int32(batch_head % heads), block
 
     return block_of_32
+
+
+class Work(NamedTuple):
+    """What a block works on, in 32-bit numbers.
+
+    Attributes
+    ----------
+    batch : int
+        Which sequence; -1 where there is nothing to do.
+    head, block : int
+        Which head, and which of the sequence's tiles.
+    blocks : int
+        Tiles of the sequence.
+    first_q, seqlen_q : int
+        Where its queries begin on the arrays' axis of rows, and how many there are.
+    first_k, seqlen_k : int
+        Likewise its keys.
+    rows : int
+        Rows that results have room for, of which those without a query, or key, become zeros.
+    """
+
+    batch: Any
+    head: Any
+    block: Any
+    blocks: Any
+    first_q: Any
+    seqlen_q: Any
+    first_k: Any
+    seqlen_k: Any
+    rows: Any
+
+
+@cache
+def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: bool = False):
+    """Room ``work_of(num_heads, Q, K, tile, lengths) -> Work``.
+
+    Parameters
+    ----------
+    packed : bool
+        Sequences lie behind each other: `lengths` is ``(Tiles,)``, a row for each tile (see
+        `kernels.packed_tiles`). Else it is as `make_keys_of` says.
+    has_lengths, rows_first : bool
+        As for `make_keys_of` and `make_block_of`.
+    of_keys : bool
+        Tiles are of keys, and heads those of K; else of queries.
+    """
+    block_of, keys_of = make_block_of(rows_first), make_keys_of(has_lengths)
+
+    @room
+    def work_of_dense(num_heads, Q, K, tile, lengths):
+        seqlen_q = types.int32(Q.shape[1])
+        rows = types.int32(K.shape[1]) if of_keys else seqlen_q
+        blocks = types.int32((rows + tile - 1) // tile)
+        batch, head, block = block_of(num_heads, Q.shape[0] * num_heads, blocks)
+        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
+        zero = types.int32(0)
+        return Work(batch, head, block, blocks, zero, seqlen_q, zero, seqlen_k, rows)
+
+    @room
+    def work_of_packed(num_heads, Q, K, tile, lengths):
+        heads, index = types.uint32(num_heads), types.uint32(cuda.blockIdx.x)
+        row = types.int32(index // heads)
+        Tiles = lengths[0]
+        blocks = Tiles[row, 2]
+        # The tiles of a sequence are neighbours, so those of all its heads are too.
+        place = types.uint32(index - types.uint32(Tiles[row, 1]) * heads)
+        many = types.uint32(max(blocks, 1)) if rows_first else heads
+        outer, inner = types.int32(place // many), types.int32(place % many)
+        head = outer if rows_first else inner
+        block = inner if rows_first else types.int32(blocks - 1 - outer)
+        batch = Tiles[row, 0] if blocks > 0 else types.int32(-1)
+        seqlen_q, seqlen_k = Tiles[row, 4], Tiles[row, 6]
+        if not of_keys and block * tile >= seqlen_q:
+            seqlen_k = types.int32(0)  # nobody asks
+        ends = Tiles[row, 3], seqlen_q, Tiles[row, 5], seqlen_k, Tiles[row, 7]
+        return Work(batch, head, block, blocks, *ends)
+
+    return work_of_packed if packed else work_of_dense
 
 
 @cache

@@ -19,6 +19,8 @@ from .. import attention as api
 from ..arguments import Numbers, Posed, check_functions, host_lengths, pose
 from ..arrays import one_place
 from ..ladder import check_wishes
+from ..packed_arguments import packed_like
+from ..sequences import Packed
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
 
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -57,6 +59,19 @@ class _Arguments(NamedTuple):
     block_mask: int
     kernel: str
     deterministic: bool | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+
+    @property
+    def packed(self) -> Packed | None:
+        """What says where sequences of a packed batch lie; None if it is not packed."""
+        if self.cu_seqlens_q is None:
+            return None
+        return Packed(*(getattr(self, name) for name in Packed._fields))
 
     def pose(self, q: Tensor, k: Tensor, v: Tensor, needs: Sequence[str] = ()) -> Posed:
         """The problem, with the objects in place of their numbers."""
@@ -82,11 +97,14 @@ class _Arguments(NamedTuple):
             block_mask=_objects[self.block_mask] if self.block_mask else None,
             dropout_p=self.dropout_p,
             seed=None if self.seed is None else int(self.seed) % (1 << 64),
+            packed=self.packed,
             needs=needs,
         )
 
 
-def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Tensor]:
+def attention(
+    q, k, v, kernel, deterministic, options: dict, packed: Packed | None = None
+) -> tuple[Tensor, Tensor]:
     """O and lse of `flash_attention` on torch tensors, with their gradients.
 
     Parameters
@@ -95,9 +113,16 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
         As for `attention.flash_attention`.
     options : dict
         Its other arguments by name, but `return_lse`.
+    packed : Packed, optional
+        Of `varlen.flash_attention_varlen`.
     """
     tensors = {name: options[name] for name in ("mask", "bias", "alibi_slopes")}
-    one_place(tuple(tensors), q=q, k=k, v=v, **tensors)
+    if packed is None:
+        one_place(tuple(tensors), q=q, k=k, v=v, **tensors)
+        packed = Packed(None, None)
+    else:
+        packed = packed_like(q, packed)
+        one_place((*tensors, *packed.arrays), q=q, k=k, v=v, **tensors, **packed.arrays)
     check_wishes(kernel, deterministic)
     check_functions(*(options[name] for name in ("score_mod", "mask_mod", "block_mask")))
     names = "scale", "causal", "window", "softcap", "dropout_p", "seed"
@@ -125,6 +150,7 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
         block_mask=_number_of(options["block_mask"]),
         kernel=kernel,
         deterministic=deterministic,
+        **packed._asdict(),
     )
     return forward(*autocast(q, k, v), *arguments)
 
@@ -132,7 +158,8 @@ def attention(q, k, v, kernel, deterministic, options: dict) -> tuple[Tensor, Te
 _SCHEMA = """Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? alibi_slopes,
 Tensor? key_lengths, Tensor? seed, Tensor? score_tensor, float? scale, bool causal, int? left,
 int? right, float softcap, float dropout_p, int score_mod, int mask_mod, int block_mask, str kernel,
-bool? deterministic"""
+bool? deterministic, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q,
+Tensor? seqused_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k"""
 _FORWARD_SCHEMA = f"({_SCHEMA}) -> (Tensor, Tensor)"
 _BACKWARD_SCHEMA = (
     f"(bool[] needs, Tensor do, Tensor? dlse, Tensor o, Tensor lse, {_SCHEMA}) -> Tensor[]"
@@ -148,9 +175,9 @@ def forward(q, k, v, *arguments):
 
 @forward.register_fake
 def _(q, k, v, *arguments):
-    batch, seqlen_q, num_heads, _ = q.shape
-    o = q.new_empty((batch, seqlen_q, num_heads, v.shape[3]))
-    return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+    *batch, seqlen_q, num_heads, _ = q.shape
+    o = q.new_empty((*batch, seqlen_q, num_heads, v.shape[-1]))
+    return o, q.new_empty((*batch, num_heads, seqlen_q), dtype=torch.float32)
 
 
 @torch.library.custom_op(

@@ -50,7 +50,9 @@ def launch_row_dots(
     """delta alone; `dlse` as above."""
     kernel = row_passes.make_row_dots(problem.dtype, problem.head_dim_v, vectors, bool(dlse))
     arguments = out, dout, dlse, delta
-    launch(kernel, _row_blocks(problem), row_passes.THREADS, 0, arguments, stream)
+    batch, seqlen_q, num_heads, _ = out.shape
+    blocks = batch * num_heads * ceil_div(seqlen_q, row_passes.ROWS)
+    launch(kernel, blocks, row_passes.THREADS, 0, arguments, stream)
 
 
 def launch_round(problem: Problem, sums: DeviceArray, dq: DeviceArray, stream: int) -> None:

@@ -16,6 +16,7 @@ from ..device.hopper.tensor_map import TensorMap
 from ..ladder import RUNGS
 from ..launch import argument_types, shared_limit, upload
 from ..problem import Problem
+from ..sequences import Sequences
 from . import (
     flash1,
     flash1_backward,
@@ -49,6 +50,8 @@ PROBLEMS = {
         "dropout_p": 0.1,
     },
 }
+PACKED = "packed causal"
+"""A kind of problem of the rungs that take packed batches, besides `PROBLEMS`."""
 
 
 class Build(NamedTuple):
@@ -63,7 +66,7 @@ class Build(NamedTuple):
         A key of `problem.DTYPES`.
     head_dim : int
     kind : str
-        A key of `PROBLEMS`.
+        A key of `PROBLEMS`, or `PACKED`.
     cc : tuple
         One of `ARCHITECTURES`.
     """
@@ -131,7 +134,7 @@ def _tensor_core_builds() -> Iterator[Build]:
                 yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
         for head_dim in (64, 128):
             yield Build("tensor_core", name, "bf16", head_dim, "full", (9, 0, "a"))
-            for kind in ("window and key lengths", "ALiBi and dropout"):
+            for kind in ("window and key lengths", "ALiBi and dropout", PACKED):
                 yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
 
 
@@ -151,7 +154,8 @@ def all_builds() -> Iterator[Build]:
         own = {"standard": STANDARD, "tensor_core": TENSOR_CORE, "hopper": ("forward",)}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
-        axes = kernels, rung.dtypes, depths, PROBLEMS, ARCHITECTURES
+        packed = () if "packed sequences" in rung.kernels_lack else (PACKED,)
+        axes = kernels, rung.dtypes, depths, (*PROBLEMS, *packed), ARCHITECTURES
         for build in itertools.product(*axes) if rung.name in _PREPARE else ():
             cc = build[-1]
             if cc >= rung.needed_capability(build[1]) and (not rung.majors or cc[0] in rung.majors):
@@ -178,10 +182,15 @@ def _simple_builds() -> Iterator[Build]:
 
 def prepare(build: Build):
     """Kernel, signature and dynamic shared memory of a build."""
-    problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **PROBLEMS[build.kind])
+    options: dict[str, Any] = PROBLEMS[build.kind] if build.kind != PACKED else {"causal": True}
+    if build.kind == PACKED:
+        options = options | {"sequences": Sequences(256, 256, on_gpu=_array("int64", 1))}
+    problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **options)
     kernel, tiles, shared_bytes, arguments, used = _PREPARE[build.rung](problem, build)
     values = extra_values(problem, *tiles)
     extra, _ = upload(values, lambda array: _Nowhere(array.shape, array.dtype.str))
+    if build.kind == PACKED:
+        extra = (*extra[:3], (_array("int32", 2),), *extra[4:])
     arguments = (*arguments, *(extra[_EXTRA.index(name)] for name in used))
     return kernel, tuple(map(argument_types, arguments)), shared_bytes
 

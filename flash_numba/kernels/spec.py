@@ -32,6 +32,8 @@ class Spec(NamedTuple):
         The scale is a power of two, so that a factor of the scores can take it in exactly.
     has_lengths, has_list, has_dropout : bool
         Whether key lengths, a block list and dropout numbers are handed over.
+    packed : bool
+        Whether sequences lie behind each other (`sequences.Sequences`).
     """
 
     dtype: str
@@ -47,6 +49,7 @@ class Spec(NamedTuple):
     has_lengths: bool = False
     has_list: bool = False
     has_dropout: bool = False
+    packed: bool = False
 
     @classmethod
     def of(cls, problem: Problem, vectors: bool) -> "Spec":
@@ -67,6 +70,7 @@ class Spec(NamedTuple):
             problem.key_lengths is not None,
             problem.block_mask is not None,
             problem.dropout_p > 0,
+            problem.sequences is not None,
         )
 
 

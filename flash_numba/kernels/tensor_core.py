@@ -25,14 +25,13 @@ from ..device.fragment_products import (
     make_share_rows,
 )
 from ..device.fragment_softmax import make_fragment_softmax
-from ..device.fragments import make_mask_range
+from ..device.fragments import make_empty_rows, make_mask_range
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.schedule import (
-    make_block_of,
     make_key_tiles_room,
-    make_keys_of,
     make_sees_tile,
     make_tile_list,
+    make_work_of,
     narrowed,
 )
 from ..device.scores import (
@@ -44,8 +43,11 @@ from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_t
 from ..device.unroll import unroll_full, unroll_none
 from ..launch import compute_capability, launch, shared_limit
 from ..problem import Problem
-from ..tiling import ceil_div
+from ..sequences import Packed
+from . import packed_tiles
 from .arguments import extra_arguments
+from .backward_call import parts_of
+from .packed_tiles import as_batches, list_tiles
 from .spec import Spec
 from .tensor_core_tiles import TensorTiles, allows_chunks, forward_tiles, is_scale_folded
 
@@ -71,7 +73,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         lengths, listed, dropout)``: Q, K, V, O of shape (batch, seqlen, heads, columns) in global
         memory with any strides, 16-bit words, LSE (batch, num_heads, seqlen_q) float32. `scale` is
         that of Q @ K.T and `factor` what turns scores into log2 units: ``scale * log2(e)``, or
-        ``log2(e)`` if not `folded`.
+        ``log2(e)`` if not `folded`. Of a packed batch the axis of rows holds all sequences, that of
+        the batch has stride 0, and `lengths` is ``(Tiles,)`` (see `packed_tiles`).
 
     Notes
     -----
@@ -82,13 +85,12 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     blocks, warp_m = tiles.row_blocks, 16 * tiles.row_blocks
     rows, columns, out_columns = 2 * blocks, tile_n // 4, depth_v // 4
     pitch_q, k_at, v_from, stage_k, stage_v = tiles.layout
-    ampere = tiles.ampere
+    ampere, packed = tiles.ampere, spec.packed
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 
-    block_of = make_block_of(spec.key_range is None)
+    work_of = make_work_of(spec.packed, spec.has_lengths, spec.key_range is None)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
-    keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
     copies, product = (threads, spec.vectors), (spec.dtype, blocks, tile_n)
@@ -105,6 +107,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     else:
         mask_scores = make_mask_scores(spec.keep, rows, columns, False, True)
     start, update, finish = make_fragment_softmax(rows, columns, out_columns)
+    empty_rows = make_empty_rows(spec.packed, rows, out_columns)
     drop_weights = make_drop_weights(spec.has_dropout, rows, columns, False, True)
     pack_weights = make_pack_weights(*product, ampere)
     add_product = make_multiply_add(*product, depth_v, pitch_v, ampere)
@@ -118,17 +121,18 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = tid // 32, tid % 32
-        seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
-        m_blocks = (seqlen_q + tile_m - 1) // tile_m
-        batch, head, m_block = block_of(num_heads, Q.shape[0] * num_heads, m_blocks)
+        num_heads = types.int32(Q.shape[2])
+        work = work_of(num_heads, Q, K, tile_m, lengths)
+        batch, head, m_block, _, begin_q, seqlen_q, begin_k, seqlen_k, _ = work
+        if packed and batch < 0:
+            return
         batch_head = batch * num_heads + head
-        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         visit = narrowed(
             key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         )
         group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
         kv_head = types.int32(types.uint32(head) // group)
-        gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
+        gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
 
@@ -145,7 +149,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         start(row_max, row_sum, acc_o)
         n_block = types.int32(next_key_tile(visit.start, visit.stop, m_block, batch, head, listed))
         if n_block < visit.stop:
-            load_q(memory, 0, Q[batch, :, head], m_block * tile_m, seqlen_q, tid)
+            gQ = Q[batch, begin_q:, head]
+            load_q(memory, 0, gQ, m_block * tile_m, seqlen_q, tid)
             load_k(memory, k_at, gK, n_block * tile_n, seqlen_k, tid)
             load_v(memory, v_from, gV, n_block * tile_n, seqlen_k, tid)
             commit()
@@ -187,21 +192,40 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
 
         # Epilogue: O goes through the warp's own rows of Q's place, to be stored in whole lines.
         rLse = cuda.local.array(rows, types.float32)
+        if packed:  # read again, rather than kept in registers all the time
+            work = work_of(num_heads, Q, K, tile_m, lengths)
+        batch, head, _, _, begin_q, seqlen_q, _, _, row_stop = work
+        empty_rows(row_max, row_sum, acc_o, first_q, seqlen_q)
         finish(row_max, row_sum, acc_o, rLse, types.float32(1) if not folded else scale)
         o_at = warp * warp_m * pitch_q
         cuda.syncwarp()
         share_o(memory, o_at, acc_o, lane)
         cuda.syncwarp()
-        store_o(O[batch, :, head], warp_q, seqlen_q, memory, o_at, lane)
+        store_o(O[batch, begin_q:, head], warp_q, row_stop, memory, o_at, lane)
+        gLSE = LSE[batch, head, begin_q:]
         for i in range(rows):
             unroll_full()
-            if lane % 4 == 0 and first_q + 8 * i < seqlen_q:
-                LSE[batch, head, first_q + 8 * i] = rLse[i]
+            if lane % 4 == 0 and first_q + 8 * i < row_stop:
+                gLSE[first_q + 8 * i] = rLse[i]
 
     return tensor_core_forward
 
 
-def forward(problem: Problem, q, k, v, out, lse, stream: int = 0):
+def _chosen_tiles(problem: Problem, chunks: bool) -> TensorTiles:
+    cc = compute_capability()
+    return forward_tiles(Spec.of(problem, chunks), cc, shared_limit(cc))
+
+
+def forward_workspace(problem: Problem) -> tuple[int, ...]:
+    """Bytes that `forward` needs besides its results: a packed batch has a list of tiles."""
+    if problem.sequences is None:
+        return ()
+    return packed_tiles.workspace(problem, _chosen_tiles(problem, True).tile_m)
+
+
+def forward(
+    problem: Problem, q, k, v, out, lse, stream: int = 0, memory=None, packed: Packed | None = None
+):
     """Run the forward pass on arrays in GPU memory.
 
     Parameters
@@ -213,22 +237,29 @@ def forward(problem: Problem, q, k, v, out, lse, stream: int = 0):
         Written: natural logarithm of each row's sum of exponentials, -inf without a visible key.
     stream : int
         CUDA stream handle.
+    memory : device array
+        Of ``sum(forward_workspace(problem))`` bytes, if that is not 0.
+    packed : Packed
+        Of a packed batch, whose tensors lack the axis of the batch.
     """
-    arrays = [DeviceArray.of(x) for x in (q, k, v, out)]
-    spec = Spec.of(problem, all(map(allows_chunks, arrays)))
-    cc = compute_capability()
-    tiles = forward_tiles(spec, cc, shared_limit(cc))
-    blocks = ceil_div(problem.seqlen_q, tiles.tile_m) * problem.batch * problem.num_heads
+    arrays = [DeviceArray.of(x) for x in (q, k, v, out, lse)]
+    chunks = all(map(allows_chunks, arrays[:4]))
+    spec, tiles = Spec.of(problem, chunks), _chosen_tiles(problem, chunks)
+    at_shift = at_list = 0
+    if packed is not None:
+        at_shift, at_list, _ = parts_of(memory, forward_workspace(problem))
+        arrays = as_batches(arrays, max(problem.batch, 1))
+    listed = list_tiles(problem, packed, at_shift, at_list, tiles.tile_m, False, stream)
     scale, folded = problem.softmax_scale, is_scale_folded(problem)
     factor = scale * LOG2_E if folded else LOG2_E
-    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n)
-    arguments = (*arrays, DeviceArray.of(lse), factor, scale, *extra)
+    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n, listed[1])
+    arguments = (*arrays, factor, scale, *extra)
     kernel = make_forward(spec, tiles, folded)
+    blocks = listed[0] * problem.num_heads
     return launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)
 
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:
     """The simulator's program of this schedule, and its tile_m and tile_n on the current GPU."""
-    cc = compute_capability()
-    tiles = forward_tiles(Spec.of(problem, True), cc, shared_limit(cc))
+    tiles = _chosen_tiles(problem, True)
     return "flash2", tiles.tile_m, tiles.tile_n

@@ -9,6 +9,7 @@ Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partit
 Algorithm 2.
 """
 
+import math
 from collections.abc import Sequence
 
 from ..arrays import DeviceArray, contiguous
@@ -16,11 +17,13 @@ from ..device.scores import LOG2_E
 from ..launch import compute_capability, launch, shared_limit
 from ..problem import Problem
 from ..scores import check_differentiable
-from ..tiling import ceil_div
+from ..sequences import Packed
+from . import packed_tiles
 from .arguments import extra_arguments
 from .aux_gradient import launch_aux_gradients
 from .aux_plan import workspace as aux_workspace
 from .backward_call import asked_for, launch_row_dots, parts_of
+from .packed_tiles import as_batches, list_tiles
 from .spec import Spec, padded
 from .tensor_core_backward_tiles import (
     KeyGradientTiles,
@@ -36,11 +39,15 @@ from .tensor_core_tiles import allows_chunks, is_scale_folded
 def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
     """Bytes that `backward` needs besides its results, in parts that follow one another.
 
-    delta (batch, num_heads, seqlen_q) float32; sums for the gradients of the score changes
-    `numbers`.
+    What `packed_tiles.workspace` says; delta, a float32 for each of lse; sums
+    for the gradients of the score changes `numbers`.
     """
-    rows = problem.batch * problem.num_heads * problem.seqlen_q
-    return padded(4 * rows, 16), padded(aux_workspace(problem, numbers), 16)
+    lists = 0, 0, 0
+    if problem.sequences is not None:
+        q_tiles, k_tiles = chosen_tiles(Spec.of(problem, True))
+        lists = packed_tiles.workspace(problem, q_tiles.tile_m, k_tiles.tile_n)
+    rows = math.prod(problem.shapes["lse"])
+    return *lists, padded(4 * rows, 16), padded(aux_workspace(problem, numbers), 16)
 
 
 def chosen_tiles(spec: Spec) -> tuple[QueryGradientTiles, KeyGradientTiles]:
@@ -50,8 +57,9 @@ def chosen_tiles(spec: Spec) -> tuple[QueryGradientTiles, KeyGradientTiles]:
 
 
 def backward(
-    problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
-):
+    problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=(),
+    packed: Packed | None = None,
+):  # fmt: skip
     """Run the backward pass on arrays in GPU memory; `ladder.Rung` says what is handed over.
 
     Raises
@@ -60,35 +68,47 @@ def backward(
         If a score change has no derivative.
     """
     check_differentiable(problem)
-    q, k, v, out, lse, dout = map(DeviceArray.of, (q, k, v, out, lse, dout))
-    dq, dk, dv = (None if x is None else DeviceArray.of(x) for x in (dq, dk, dv))
-    at_delta, at_aux = parts_of(memory, workspace(problem, asked_for(d_aux)))
+    parts = parts_of(memory, workspace(problem, asked_for(d_aux)))
+    at_shift, at_queries, at_keys, at_delta, at_aux = parts
+    arrays = q, k, v, out, lse, dout, dq, dk, dv, dlse
+    arrays = [None if x is None else DeviceArray.of(x) for x in arrays]
+    arrays.append(contiguous(at_delta, problem.shapes["lse"], "fp32"))
+    rows = arrays
+    if packed is not None:  # delta is that of every row, whatever its sequence
+        rows, arrays = as_batches(arrays, 1), as_batches(arrays, max(problem.batch, 1))
+    _launch_delta(problem, rows[3], rows[5], *rows[-2:], stream)
+    q, k, v, _, lse, dout, dq, dk, dv, _, delta = arrays
     used = [x for x in (q, k, v, dout, dq, dk, dv) if x is not None]
     spec = Spec.of(problem, all(map(allows_chunks, used)))
-    delta = contiguous(at_delta, lse.shape, "fp32")
-    given = () if dlse is None else (DeviceArray.of(dlse),)
-    vectors = allows_chunks(out) and allows_chunks(dout)
-    launch_row_dots(problem, out, dout, given, delta, vectors, stream)
 
     scale, folded = problem.softmax_scale, is_scale_folded(problem)
     factors = (scale * LOG2_E if folded else LOG2_E), scale
     inputs = q, k, v, dout, lse, delta
     q_tiles, k_tiles = chosen_tiles(spec)
-    heads = problem.batch * problem.num_heads
     if dq is not None:
         kernel = make_query_gradient(spec, q_tiles, folded)
-        extra = extra_arguments(problem, q_tiles.tile_m, q_tiles.tile_n)
-        blocks = heads * ceil_div(problem.seqlen_q, q_tiles.tile_m)
-        arguments = *inputs, dq, *factors, *extra
+        places = at_shift, at_queries, q_tiles.tile_m, False
+        blocks, listed = list_tiles(problem, packed, *places, stream)
+        extra = extra_arguments(problem, q_tiles.tile_m, q_tiles.tile_n, listed)
+        arguments, blocks = (*inputs, dq, *factors, *extra), blocks * problem.num_heads
         launch(kernel, blocks, q_tiles.threads, q_tiles.shared_bytes, arguments, stream)
+    blocks, listed = 0, ()
+    if dk is not None or dv is not None:
+        places = at_shift, at_keys, k_tiles.tile_n, True
+        blocks, listed = list_tiles(problem, packed, *places, stream)
+        blocks *= problem.num_kv_heads
     for wants in _launches(k_tiles, dk is not None, dv is not None):
         kernel = make_key_gradients(spec, k_tiles, folded, wants)
-        extra = extra_arguments(problem, k_tiles.tile_m, k_tiles.tile_n)
-        key_heads = problem.batch * problem.num_kv_heads
-        blocks = key_heads * ceil_div(problem.seqlen_k, k_tiles.tile_n)
+        extra = extra_arguments(problem, k_tiles.tile_m, k_tiles.tile_n, listed)
         arguments = *inputs, dk or k, dv or v, *factors, *extra
         launch(kernel, blocks, k_tiles.threads, k_tiles.shared_bytes, arguments, stream)
     launch_aux_gradients(problem, q, k, v, dout, lse, delta, d_aux, at_aux, stream)
+
+
+def _launch_delta(problem: Problem, out, dout, dlse, delta, stream) -> None:
+    vectors = allows_chunks(out) and allows_chunks(dout)
+    given = () if dlse is None else (dlse,)
+    launch_row_dots(problem, out, dout, given, delta, vectors, stream)
 
 
 def _launches(tiles: KeyGradientTiles, wants_dk: bool, wants_dv: bool) -> list[tuple[bool, bool]]:

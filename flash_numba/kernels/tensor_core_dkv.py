@@ -27,7 +27,7 @@ from ..device.fragment_products import (
 )
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.schedule import make_block_of, make_keys_of, make_query_walk, make_sees_tile
+from ..device.schedule import make_query_walk, make_sees_tile, make_work_of
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_none
@@ -64,11 +64,10 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
     wants_dk, wants_dv = wants
     longest_last = spec.key_range is not None
 
-    ampere, copies = tiles.ampere, (threads, spec.vectors)
+    ampere, packed, copies = tiles.ampere, spec.packed, (threads, spec.vectors)
     product = spec.dtype, blocks, tile_m
 
-    block_of = make_block_of(spec.key_range is None)
-    keys_of = make_keys_of(spec.has_lengths)
+    work_of = make_work_of(spec.packed, spec.has_lengths, spec.key_range is None, True)
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, next_query_tile, _, is_partial = make_query_walk(*walk)
     sees_tile = make_sees_tile(spec.key_range, tile_m, warp_n)
@@ -105,11 +104,12 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = tid // 32, tid % 32
-        seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
-        kv_heads, key_blocks = types.int32(K.shape[2]), (K.shape[1] + tile_n - 1) // tile_n
-        batch, kv_head, block = block_of(kv_heads, Q.shape[0] * kv_heads, key_blocks)
+        num_heads, kv_heads = types.int32(Q.shape[2]), types.int32(K.shape[2])
+        work = work_of(kv_heads, Q, K, tile_n, lengths)
+        batch, kv_head, block, key_blocks, begin_q, seqlen_q, begin_k, seqlen_k, row_stop = work
+        if packed and batch < 0:
+            return
         n_block = types.int32(key_blocks - 1 - block if longest_last else block)
-        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         group = num_heads // kv_heads
         warp_k = types.int32(n_block * tile_n + warp * warp_n)
         first_k = types.int32(warp_k + lane // 4)
@@ -134,12 +134,9 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
 
         # Mainloop: the next Q and dO arrive while these are worked on.
         for head in range(kv_head * group, (kv_head + 1) * group):
-            gQ, gdO, gLSE, gDelta = (
-                Q[batch, :, head],
-                dO[batch, :, head],
-                LSE[batch, head],
-                Delta[batch, head],
-            )
+            gQ, gdO = Q[batch, begin_q:, head], dO[batch, begin_q:, head]
+            gLSE = LSE[batch, head, begin_q:]
+            gDelta = Delta[batch, head, begin_q:]
             start, stop = span(n_block, batch, head, seqlen_q, seqlen_k, range_aux)
             stop = types.int32(stop)
             m_block = types.int32(
@@ -150,8 +147,10 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
             cuda.syncthreads()  # nobody reads the tiles of the head before
             if m_block < stop:
                 if not seen:
-                    load_k(memory, 0, K[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
-                    load_v(memory, v_at, V[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
+                    gK = K[batch, begin_k:, kv_head]
+                    gV = V[batch, begin_k:, kv_head]
+                    load_k(memory, 0, gK, n_block * tile_n, seqlen_k, tid)
+                    load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
                     seen = True
                 load_q(memory, q_at, gQ, m_block * tile_m, seqlen_q, tid)
                 load_do(memory, do_at, gdO, m_block * tile_m, seqlen_q, tid)
@@ -226,8 +225,10 @@ def make_key_gradients(spec: Spec, tiles: KeyGradientTiles, folded: bool, wants:
             share_dv(memory, v_rows, acc_dv, lane)
         cuda.syncwarp()
         if wants_dk:
-            store_dk(dK[batch, :, kv_head], warp_k, types.int32(K.shape[1]), memory, k_rows, lane)
+            gdK = dK[batch, begin_k:, kv_head]
+            store_dk(gdK, warp_k, row_stop, memory, k_rows, lane)
         if wants_dv:
-            store_dv(dV[batch, :, kv_head], warp_k, types.int32(K.shape[1]), memory, v_rows, lane)
+            gdV = dV[batch, begin_k:, kv_head]
+            store_dv(gdV, warp_k, row_stop, memory, v_rows, lane)
 
     return tensor_core_dkv

@@ -27,11 +27,10 @@ from ..device.fragments import make_mask_range
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.schedule import (
-    make_block_of,
     make_key_tiles_room,
-    make_keys_of,
     make_sees_tile,
     make_tile_list,
+    make_work_of,
     narrowed,
 )
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
@@ -65,12 +64,11 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
     do_at, k_at, v_at, stage_k, stage_v = tiles.layout
     p_shape, a_shape = (tile_n // 16, blocks, 4), (1, blocks, 4)
 
-    ampere, copies = tiles.ampere, (threads, spec.vectors)
+    ampere, packed, copies = tiles.ampere, spec.packed, (threads, spec.vectors)
     product = spec.dtype, blocks, tile_n
 
-    block_of = make_block_of(spec.key_range is None)
+    work_of = make_work_of(spec.packed, spec.has_lengths, spec.key_range is None)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
-    keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
     load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch, ampere)
@@ -106,17 +104,18 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = tid // 32, tid % 32
-        seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
-        m_blocks = (seqlen_q + tile_m - 1) // tile_m
-        batch, head, m_block = block_of(num_heads, Q.shape[0] * num_heads, m_blocks)
+        num_heads = types.int32(Q.shape[2])
+        work = work_of(num_heads, Q, K, tile_m, lengths)
+        batch, head, m_block, _, begin_q, seqlen_q, begin_k, seqlen_k, row_stop = work
+        if packed and batch < 0:
+            return
         batch_head = batch * num_heads + head
-        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         visit = narrowed(
             key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         )
         group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
         kv_head = types.int32(types.uint32(head) // group)
-        gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
+        gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
 
@@ -136,13 +135,16 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
         clear_dq(acc_dq)
         n_block = types.int32(next_key_tile(visit.start, visit.stop, m_block, batch, head, listed))
         if n_block < visit.stop:
-            load_q(memory, 0, Q[batch, :, head], m_block * tile_m, seqlen_q, tid)
-            load_do(memory, do_at, dO[batch, :, head], m_block * tile_m, seqlen_q, tid)
+            gQ, gdO = Q[batch, begin_q:, head], dO[batch, begin_q:, head]
+            load_q(memory, 0, gQ, m_block * tile_m, seqlen_q, tid)
+            load_do(memory, do_at, gdO, m_block * tile_m, seqlen_q, tid)
             load_k(memory, k_at, gK, n_block * tile_n, seqlen_k, tid)
             load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
             commit()
-            read_rows_of(rLse2, LSE[batch, head], first_q, seqlen_q, -math.inf, lane)
-            read_rows_of(rDelta, Delta[batch, head], first_q, seqlen_q, 0, lane)
+            gLSE = LSE[batch, head, begin_q:]
+            gDelta = Delta[batch, head, begin_q:]
+            read_rows_of(rLse2, gLSE, first_q, seqlen_q, -math.inf, lane)
+            read_rows_of(rDelta, gDelta, first_q, seqlen_q, 0, lane)
             for i in range(rows):
                 unroll_full()
                 rLse2[i] = log2_units(rLse2[i])
@@ -186,6 +188,6 @@ def make_query_gradient(spec: Spec, tiles: QueryGradientTiles, folded: bool):
         cuda.syncwarp()
         share_dq(memory, q_rows, acc_dq, lane)
         cuda.syncwarp()
-        store_dq(dQ[batch, :, head], warp_q, seqlen_q, memory, q_rows, lane)
+        store_dq(dQ[batch, begin_q:, head], warp_q, row_stop, memory, q_rows, lane)
 
     return tensor_core_dq

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from flash_numba.checks import LARGEST, index, one_of, whole
 from flash_numba.problem import Problem, check_problem
 
-from ..counts import Counts
+from ..counts import Counts, rows_outside
 from . import flash, standard
 from .tally import Sizes
 from .visits import Visits, listed_visits, range_visits
@@ -107,27 +105,30 @@ def counts(
         )
     form, sizes = _FORMS[program][backward], Sizes.of(problem)
     if backward and program not in BASELINES:
-        return form(visits, sizes, bool(dlse))
-    return form(visits, sizes)
+        found = form(visits, sizes, bool(dlse))
+    else:
+        found = form(visits, sizes)
+    if all_heads and problem.sequences is not None:
+        found += rows_outside(problem, direction, program in BASELINES)
+    return found
 
 
 def _by_length(
     problem: Problem, tile_m: int, tile_n: int, chosen, group: int, *, masked: bool
 ) -> Visits:
     """Visits of one head (`chosen`) or of all: sequences of one length are alike."""
+    lengths = problem.alike()
     if chosen:
-        lengths = {problem.key_length(chosen[0]): 1}
-    elif problem.key_lengths is None:
-        lengths = {problem.seqlen_k: problem.batch} if problem.batch else {}
-    else:
-        lengths = Counter(np.asarray(problem.key_lengths).tolist())
+        own = problem.sequence(chosen[0])
+        lengths = {(own.seqlen_q, own.key_length(chosen[0])): (chosen[0], 1)}
     total = Visits()
-    for keys, sequences in lengths.items():
+    for (queries, keys), (_, sequences) in lengths.items():
         heads = sequences * (1 if chosen else problem.num_heads)
         total += range_visits(
             problem,
             tile_m,
             tile_n,
+            queries=queries,
             keys=keys,
             heads=heads,
             kv_heads=heads // group,

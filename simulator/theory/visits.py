@@ -65,16 +65,16 @@ def range_visits(
     tile_m: int,
     tile_n: int,
     *,
+    queries: int,
     keys: int,
     heads: int,
     kv_heads: int,
     masked: bool,
 ) -> Visits:
-    """Visits of `heads` alike query heads of sequences with `keys` keys.
+    """Visits of `heads` alike query heads of sequences with so many queries and keys.
 
     Under causal and window if `masked`, else of the whole matrix.
     """
-    queries = problem.seqlen_q
     first = np.arange(0, queries, tile_m, dtype=np.int64)
     last = np.minimum(first + tile_m, queries)
     left, right = _sides(problem, queries + keys) if masked else (None, None)

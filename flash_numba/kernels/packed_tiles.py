@@ -1,0 +1,221 @@
+"""The tiles of a packed batch, listed on the GPU: nobody on the host needs to know a length.
+
+Tiles of a sequence lie side by side in the list, and sequences with much to do come first, so that
+a long one does not keep the other multiprocessors waiting at the end. Lengths that make no sense
+are clipped: whatever `cu_seqlens` and `seqused` hold, nothing outside of the tensors is touched.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from ..arrays import DeviceArray, broadcast, contiguous
+from ..device.numba_cuda import cuda, kernel, room, types
+from ..launch import fill_zero, launch
+from ..problem import Problem
+from ..sequences import Packed
+from ..tiling import ceil_div
+from .spec import padded
+
+SEQUENCES = 256
+"""Sequences that a block lists, a thread each, longest first among themselves."""
+
+COLUMNS = 8
+"""Numbers of a row of the list: `device.schedule.make_work_of` reads them."""
+
+
+@room
+def clipped(x, low, high):
+    """`x` within low..high, in 32 bits."""
+    return types.int32(min(max(x, low), high))
+
+
+@cache
+def make_used_of(given: bool):
+    """Room ``used_of(Used, index, batch, rows)``: how many rows of a sequence count.
+
+    `Used` is ``(int32 array (batch,),)`` if `given`, else ().
+    """
+
+    @room
+    def used_of(Used, index, batch, rows):
+        if index >= batch:
+            return types.int32(0)
+        if given:
+            return clipped(Used[0][index], 0, rows)
+        return rows
+
+    return used_of
+
+
+@cache
+def make_list_tiles(tile: int, of_keys: bool, used_q: bool, used_k: bool):
+    """The kernel that lists tiles of `tile` queries or, with `of_keys`, keys.
+
+    Returns
+    -------
+    kernel
+        ``list_tiles(CuQ, CuK, UsedQ, UsedK, total_q, total_k, Shift, Tiles)``: CuQ and CuK int32
+        (batch + 1,); UsedQ and UsedK ``(int32 array (batch,),)`` or, if there is none, (). Shift
+        (batch,) int64 is written: keys minus queries. Tiles (rows, 8) int32 is written: a row for
+        each tile with the sequence's number, its first row in the list, how many it has, where its
+        queries begin, how many count, the same of its keys, and how many rows of results it has;
+        rows that no tile needs have a count of 0.
+
+    Notes
+    -----
+    Rows of the tensors that are in no sequence belong to two more sequences, in which none counts:
+    number `batch` from the last one's end on, and one more up to the first one's beginning. Each
+    sequence wastes less than a tile, so the list of those from number i on may begin at
+    ``(cu_seqlens[i] - cu_seqlens[0]) // tile + i`` without having seen the ones before.
+    """
+    used_q_of, used_k_of = make_used_of(used_q), make_used_of(used_k)
+
+    @room
+    def rows_of(Cu, index, total):
+        batch = Cu.shape[0] - 1
+        first = clipped(Cu[min(index, batch)], 0, total)
+        if index < batch:
+            return first, clipped(Cu[index + 1], first, total) - first
+        if index == batch:
+            return first, types.int32(total) - first
+        return types.int32(0), clipped(Cu[0], 0, total) if index == batch + 1 else types.int32(0)
+
+    @room
+    def list_from(Cu, index, total):
+        batch = Cu.shape[0] - 1
+        place = clipped(Cu[index], 0, total) if index <= batch else types.int32(total)
+        before = place - clipped(Cu[0], 0, total)
+        return max(before, 0) // tile + index
+
+    @kernel(SEQUENCES)
+    def list_tiles(CuQ, CuK, UsedQ, UsedK, total_q, total_k, Shift, Tiles):
+        tid = types.int32(cuda.threadIdx.x)
+        batch, begin = types.int32(CuQ.shape[0] - 1), types.int32(cuda.blockIdx.x * SEQUENCES)
+        index = types.int32(begin + tid)
+        sTiles = cuda.shared.array(SEQUENCES, types.int32)
+        sWork = cuda.shared.array(SEQUENCES, types.int32)
+        sFirst = cuda.shared.array(SEQUENCES, types.int32)
+        sWho = cuda.shared.array(SEQUENCES, types.int32)
+        sRow = cuda.shared.array((SEQUENCES, 5), types.int32)
+
+        first_q, rows_q = rows_of(CuQ, index, total_q)
+        first_k, rows_k = rows_of(CuK, index, total_k)
+        seqlen_q = used_q_of(UsedQ, index, batch, rows_q)
+        seqlen_k = used_k_of(UsedK, index, batch, rows_k)
+        rows = rows_k if of_keys else rows_q
+        if index < batch:
+            Shift[index] = seqlen_k - seqlen_q
+        sTiles[tid] = (rows + tile - 1) // tile
+        sWork[tid] = seqlen_q if of_keys else seqlen_k
+        sRow[tid, 0], sRow[tid, 1] = first_q, seqlen_q
+        sRow[tid, 2], sRow[tid, 3], sRow[tid, 4] = first_k, seqlen_k, rows
+        cuda.syncthreads()
+
+        rank, first = types.int32(0), types.int32(0)
+        for other in range(SEQUENCES):
+            more = sWork[other] - sWork[tid]
+            if more > 0 or (more == 0 and other < tid):
+                rank += types.int32(1)
+                first += sTiles[other]
+        sFirst[rank], sWho[rank] = first, tid
+        cuda.syncthreads()
+
+        start, stop = types.int64(0), types.int64(Tiles.shape[0])
+        if of_keys:
+            start = list_from(CuK, begin, total_k)
+            if begin + SEQUENCES < batch + 2:
+                stop = min(stop, list_from(CuK, begin + SEQUENCES, total_k))
+        else:
+            start = list_from(CuQ, begin, total_q)
+            if begin + SEQUENCES < batch + 2:
+                stop = min(stop, list_from(CuQ, begin + SEQUENCES, total_q))
+        row = start + tid
+        while row < stop:
+            rank, above = 0, SEQUENCES
+            while above - rank > 1:  # the last sequence that begins at or before this row
+                middle = (rank + above) // 2
+                if sFirst[middle] <= row - start:
+                    rank = middle
+                else:
+                    above = middle
+            who = sWho[rank]
+            inside = row - start < sFirst[rank] + sTiles[who]
+            Tiles[row, 0] = max(min(begin + who, batch - 1), 0)  # a sequence that masks know
+            Tiles[row, 1] = start + sFirst[rank]
+            Tiles[row, 2] = sTiles[who] if inside else 0
+            for i in range(5):
+                Tiles[row, 3 + i] = sRow[who, i]
+            row += SEQUENCES
+
+    return list_tiles
+
+
+def workspace(problem: Problem, tile_m: int = 0, tile_n: int = 0) -> tuple[int, int, int]:
+    """Bytes for Shift and for lists of query tiles and of key tiles; a tile of 0 has no list.
+
+    All are 0 unless the batch is packed. Shift comes first: `sequences.Sequences` finds it there.
+    """
+    if problem.sequences is None:
+        return 0, 0, 0
+    q_rows, k_rows = (
+        _rows(problem, tile, of_keys) if tile else 0
+        for tile, of_keys in ((tile_m, False), (tile_n, True))
+    )
+    return padded(8 * (problem.batch + 1), 16), 4 * COLUMNS * q_rows, 4 * COLUMNS * k_rows
+
+
+def _rows(problem: Problem, tile: int, of_keys: bool) -> int:
+    """Rows of a list: each sequence, and what is outside of all, wastes less than a tile."""
+    assert problem.sequences is not None
+    total = problem.sequences.total_k if of_keys else problem.sequences.total_q
+    return total // tile + problem.batch + 2
+
+
+def list_tiles(
+    problem: Problem,
+    packed: Packed | None,
+    at_shift: int,
+    at_list: int,
+    tile: int,
+    of_keys: bool,
+    stream,
+) -> tuple[int, tuple[DeviceArray, ...]]:
+    """Launch what lists the tiles of a packed batch.
+
+    Parameters
+    ----------
+    problem : Problem
+    packed : Packed or None
+        None if the batch is not packed.
+    at_shift, at_list : int
+        Addresses of the parts of `workspace`.
+    tile, of_keys : int, bool
+        As for `make_list_tiles`.
+
+    Returns
+    -------
+    blocks : int
+        What a launch needs for one head.
+    lengths : tuple of DeviceArray
+        What `schedule.make_work_of` wants of a packed batch; else ().
+    """
+    if problem.sequences is None or packed is None:
+        seqlen = problem.seqlen_k if of_keys else problem.seqlen_q
+        return problem.batch * ceil_div(seqlen, tile), ()
+    used = packed.seqused_q, packed.seqused_k
+    kernel = make_list_tiles(tile, of_keys, *(x is not None for x in used))
+    totals = problem.sequences.total_q, problem.sequences.total_k
+    shift = contiguous(at_shift, (problem.batch + 1,), "int64")
+    listed = contiguous(at_list, (_rows(problem, tile, of_keys), COLUMNS), "int32")
+    given = *packed[:2], *(() if x is None else (x,) for x in used)
+    blocks = ceil_div(problem.batch + 2, SEQUENCES)
+    if blocks > 1:  # between two blocks' parts nobody writes if cu_seqlens falls
+        fill_zero(at_list, 4 * COLUMNS * listed.shape[0], stream)
+    launch(kernel, blocks, SEQUENCES, 0, (*given, *totals, shift, listed), stream)
+    return listed.shape[0], (listed,)
+
+
+def as_batches(arrays: Iterable[Any], batches: int) -> list[Any]:
+    """Packed tensors with the axis of the batch that kernels expect, of stride 0."""
+    return [None if x is None else broadcast(x, (batches, *x.shape)) for x in arrays]
