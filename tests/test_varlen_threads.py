@@ -9,10 +9,12 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("greenlet")
 
+from fake_gpu import CudaArray
 from packed import one_by_one, packed_arrays, packed_problem
 from traced_attention import blank, budget_of, extra, run, stored, truth
+from traced_gpu import install_traced
 
-from flash_numba import masks
+from flash_numba import flash_attention_varlen, flash_attention_varlen_backward, masks
 from flash_numba.kernels import packed_tiles, tensor_core, tensor_core_dkv, tensor_core_dq
 from flash_numba.kernels.spec import Spec, padded
 from flash_numba.kernels.tensor_core import LOG2_E
@@ -55,6 +57,29 @@ def expected_list(problem, packed, tile, of_keys=False):
         batch = min(number, problem.batch - 1)
         found += [[batch, first, tiles, first_q, q, first_k, k, own]] * tiles
     return found
+
+
+@pytest.mark.parametrize("where", ["host", "gpu"])
+def test_public_functions_reach_the_kernels(where, monkeypatch):
+    """From the front door on: the lists lie where masks and kernels look for them."""
+    wrap: Any = CudaArray if where == "gpu" else np.asarray
+    names = install_traced(monkeypatch)
+    problem, packed = packed_problem(
+        [9, 0, 5], [5, 4, 11], [8, 0, 5], head_dim=8, dtype="fp16", causal=True
+    )
+    arrays = packed_arrays(problem)
+    q, k, v, do, cu_q, cu_k, used = map(
+        wrap, (*(arrays[name] for name in ("q", "k", "v", "do")), *packed[:3])
+    )
+    options = {"seqused_q": used, "causal": True, "kernel": "tensor_core"}
+    o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **options)
+    grads = flash_attention_varlen_backward(do, q, k, v, o, lse, cu_q, cu_k, **options)
+    found = {"o": o, "lse": lse, "dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+    hold(problem, {n: x.array if where == "gpu" else x for n, x in found.items()}, arrays)
+    assert names[:2] == ["list_tiles", "tensor_core_forward"]
+    assert names[2:] == [
+        "row_dots", "list_tiles", "tensor_core_dq", "list_tiles", "tensor_core_dkv"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("of_keys", [False, True], ids=["queries", "keys"])

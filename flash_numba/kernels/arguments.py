@@ -73,10 +73,10 @@ def _dropout_numbers(problem: Problem) -> tuple:
     )
 
 
-def extra_arguments(problem: Problem, tile_m: int, tile_n: int, lists=()) -> tuple:
+def extra_arguments(problem: Problem, tile_m: int, tile_n: int, tiles: tuple = ()) -> tuple:
     """``(mask_aux, range_aux, score_aux, lengths, listed, dropout)`` of a problem, in GPU memory.
 
-    `lists` are the `packed_tiles.Lists` of a packed batch, whose tiles stand in place of lengths.
+    `tiles` is what `packed_tiles.list_tiles` gives of a packed batch, in place of lengths.
 
     Uploaded once a problem and, if it has a block list, once a pair of tile sizes; they stay as
     long as the problem does.
@@ -90,4 +90,4 @@ def extra_arguments(problem: Problem, tile_m: int, tile_n: int, lists=()) -> tup
             cuda.default_stream().synchronize()  # other streams read the copies
         known[tile_m, tile_n] = arguments, owners
     found = known[tile_m, tile_n][0]
-    return (*found[:3], (lists.tiles,), *found[4:]) if lists else found
+    return (*found[:3], tiles, *found[4:]) if tiles else found
