@@ -48,10 +48,11 @@ def flops(lengths, heads, head_dim, causal, direction) -> float:
     return work * (0.5 if causal else 1) * (2.5 if direction == "backward" else 1)
 
 
-def planned(name: str, direction: str, q, k, v, do, stream, packed=None, **options) -> Contender:
+def planned(name: str, direction: str, arrays, stream, packed=None, **options) -> Contender:
     """Kernels of one call on memory that is there, without what the host does before."""
     import torch
 
+    q, k, v, do = arrays
     posed = pose(q, k, v, packed=packed, **options)
     rung = choose(posed.problem, gpu_of(posed), "tensor_core")
     views = dict(posed.arrays)
@@ -79,7 +80,7 @@ def planned(name: str, direction: str, q, k, v, do, stream, packed=None, **optio
     return Contender(name, backward, (q, k, v, do, o, lse, grads, packed))
 
 
-def torch_varlen(direction: str, q, k, v, do, cu, longest: int, causal: bool) -> Contender | None:
+def torch_varlen(direction: str, arrays, cu, longest: int, causal: bool) -> Contender | None:
     """torch's own, if this torch has it."""
     import torch
 
@@ -88,13 +89,11 @@ def torch_varlen(direction: str, q, k, v, do, cu, longest: int, causal: bool) ->
     except ImportError:
         return None
     call: Any = varlen_attn
-    given = cu, cu, longest, longest
+    q, k, v, do = arrays
+    window = {"window_size": (-1, 0)} if causal else {}
 
     def attend():
-        try:
-            return call(q, k, v, *given, is_causal=causal)
-        except TypeError:  # later releases
-            return call(q, k, v, *given, window_size=(-1, 0) if causal else (-1, -1))
+        return call(q, k, v, cu, cu, longest, longest, **window)
 
     if direction == "forward":
 
@@ -136,12 +135,12 @@ def contenders(cell: dict, stream: int) -> list[Contender]:
     arrays = [torch.randn(shape, **options) for _ in range(4)]
     cu = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32)).cuda()
     found = [
-        planned("packed", direction, *arrays, stream, Packed(cu, cu), causal=causal),
+        planned("packed", direction, arrays, stream, Packed(cu, cu), causal=causal),
     ]
     if len(set(lengths)) == 1:
         dense = [x.view(len(lengths), lengths[0], *shape[1:]) for x in arrays]
-        found.append(planned("dense", direction, *dense, stream, causal=causal))
-    peer = torch_varlen(direction, *arrays, cu, max(lengths), causal)
+        found.append(planned("dense", direction, dense, stream, causal=causal))
+    peer = torch_varlen(direction, arrays, cu, max(lengths), causal)
     if peer is not None:
         peer.run()
         found.append(peer)

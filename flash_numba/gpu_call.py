@@ -150,9 +150,10 @@ def _packed(problem: Problem, views: Mapping[str, DeviceArray]) -> dict[str, Any
     """What a rung's functions are handed besides of a packed batch."""
     if problem.sequences is None:
         return {}
-    names = Packed._fields[:4]
-    found = (known_as(views[name], name) if name in views else None for name in names)
-    return {"packed": Packed(*found)}
+    cu_q, cu_k, used_q, used_k = (
+        known_as(views[name], name) if name in views else None for name in Packed._fields[:4]
+    )
+    return {"packed": Packed(cu_q, cu_k, used_q, used_k)}
 
 
 def _workspace(parts: Sequence[int]) -> list[Output]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flash_numba.problem import Problem
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -92,20 +90,6 @@ class Counts:
             "reads": dict(self.reads),
             "writes": dict(self.writes),
         }
-
-
-def rows_outside(problem: Problem, direction: str, idealised: bool = False) -> Counts:
-    """The zeros that a pass writes into rows which belong to no sequence of a packed batch."""
-    heads, kv_heads = problem.num_heads, problem.num_kv_heads
-    d, v = problem.head_dim, problem.head_dim_v
-    rows_q, rows_k = (int(problem.side_of(name).outside.sum()) for name in "qk")
-    if direction == "forward":
-        writes = {"O": rows_q * heads * v, "LSE": 0 if idealised else rows_q * heads}
-    else:
-        writes = {"dQ": rows_q * heads * d}
-        writes |= {"dK": rows_k * kv_heads * d, "dV": rows_k * kv_heads * v}
-    size = sum(n * (4 if name == "LSE" else problem.itemsize) for name, n in writes.items())
-    return Counts(writes=writes, hbm_bytes=size, sram_peak_bytes=None if idealised else 0)
 
 
 _SCALARS = [field.name for field in fields(Counts) if field.name not in ("reads", "writes")]

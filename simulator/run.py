@@ -13,10 +13,11 @@ from flash_numba.problem import Problem, check_problem
 from flash_numba.scores import aux_totals, check_differentiable
 from flash_numba.tiling import Schedule
 
-from .arrays import checked, collect, forward_outputs, outputs, tensors
-from .counts import Counts, rows_outside
+from .arrays import OUTPUTS, checked, collect, forward_outputs, outputs, tensors
+from .counts import Counts
 from .events import EventLog
 from .hardware import H100
+from .hbm import ITEMSIZE
 from .machine import Machine
 from .memory import SramOverflow
 from .programs import BROKEN, PROGRAMS, Pass, Program
@@ -143,7 +144,7 @@ def simulate(
                 if total is not None:
                     total += own
     if head is None and problem.sequences is not None:
-        result.counts += rows_outside(problem, direction, program.idealised)
+        result.counts += _rows_outside(problem, direction, program.idealised)
     return result
 
 
@@ -157,6 +158,18 @@ def _run(chosen: Pass, problem: Problem, options: dict, **more) -> Machine:
             f"got tile_m={options['tile_m']} and tile_n={options['tile_n']}: {error}"
         ) from error
     return gpu
+
+
+def _rows_outside(problem: Problem, direction: str, idealised: bool) -> Counts:
+    """The zeros that a pass writes into rows which count in no sequence of a packed batch."""
+    names = ("O", "LSE")[: 1 if idealised else 2] if direction == "forward" else ("dQ", "dK", "dV")
+    writes, size = {}, 0
+    for name in names:
+        own = OUTPUTS[name]
+        rows, shape = int(problem.side_of(own).outside.sum()), problem.shapes[own]
+        writes[name] = rows * (shape[0] if name == "LSE" else shape[1] * shape[2])
+        size += writes[name] * ITEMSIZE.get(name, problem.itemsize)
+    return Counts(writes=writes, hbm_bytes=size, sram_peak_bytes=None if idealised else 0)
 
 
 def _program(program: str | Program) -> Program:

@@ -28,6 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SHAPES = [(64, 64, "fp16"), (128, 128, "bf16"), (40, 72, "fp16"), (21, 35, "bf16")]
 SHAPES += [(256, 256, "fp16")]
+COMBINED = [*zip(OPTIONS, [*SHAPES, *SHAPES], strict=False), ("full", SHAPES[1])]
+COMBINED += [("causal", SHAPES[0]), ("causal", SHAPES[4])]
 
 
 @contextmanager
@@ -120,8 +122,7 @@ def hold(problem, found, tensors):
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["all", "used"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(("option", "shape"), COMBINED, ids=str)
 def test_each_sequence_is_a_problem_of_its_own(option, shape, used):
     problem, lists, tensors = make(LENGTHS, *shape, used, **OPTIONS[option])
     hold(problem, answers(lists, tensors, **OPTIONS[option]), tensors)

@@ -154,8 +154,8 @@ def all_builds() -> Iterator[Build]:
         own = {"standard": STANDARD, "tensor_core": TENSOR_CORE, "hopper": ("forward",)}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
-        packed = () if "packed sequences" in rung.kernels_lack else (PACKED,)
-        axes = kernels, rung.dtypes, depths, (*PROBLEMS, *packed), ARCHITECTURES
+        kinds = [*PROBLEMS, *([] if "packed sequences" in rung.kernels_lack else [PACKED])]
+        axes: Any = kernels, rung.dtypes, depths, kinds, ARCHITECTURES
         for build in itertools.product(*axes) if rung.name in _PREPARE else ():
             cc = build[-1]
             if cc >= rung.needed_capability(build[1]) and (not rung.majors or cc[0] in rung.majors):

@@ -76,7 +76,7 @@ def backward(
     rows = arrays
     if packed is not None:  # delta is that of every row, whatever its sequence
         rows, arrays = as_batches(arrays, 1), as_batches(arrays, max(problem.batch, 1))
-    _launch_delta(problem, rows[3], rows[5], *rows[-2:], stream)
+    _launch_delta(problem, rows[3], rows[5], rows[-2], rows[-1], stream)
     q, k, v, _, lse, dout, dq, dk, dv, _, delta = arrays
     used = [x for x in (q, k, v, dout, dq, dk, dv) if x is not None]
     spec = Spec.of(problem, all(map(allows_chunks, used)))

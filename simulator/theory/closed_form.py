@@ -7,7 +7,7 @@ import numpy as np
 from flash_numba.checks import LARGEST, index, one_of, whole
 from flash_numba.problem import Problem, check_problem
 
-from ..counts import Counts, rows_outside
+from ..counts import Counts
 from . import flash, standard
 from .tally import Sizes
 from .visits import Visits, listed_visits, range_visits
@@ -109,8 +109,23 @@ def counts(
     else:
         found = form(visits, sizes)
     if all_heads and problem.sequences is not None:
-        found += rows_outside(problem, direction, program in BASELINES)
+        found += _outside(problem, backward, program in BASELINES)
     return found
+
+
+def _outside(problem: Problem, backward: bool, idealised: bool) -> Counts:
+    """Zeros, and lse of -inf, in the rows of a packed batch that count in no sequence."""
+    assert problem.sequences is not None
+    q_rows, k_rows = problem.sequences.total_q, problem.sequences.total_k
+    for (queries, keys), (_, sequences) in problem.alike().items():
+        q_rows, k_rows = q_rows - sequences * queries, k_rows - sequences * keys
+    rows, kv_rows = q_rows * problem.num_heads, k_rows * problem.num_kv_heads
+    d, v = problem.head_dim, problem.head_dim_v
+    lse = 0 if backward or idealised else rows
+    writes = {"dQ": rows * d, "dK": kv_rows * d, "dV": kv_rows * v} if backward else {"O": rows * v}
+    size = problem.itemsize * sum(writes.values()) + 4 * lse
+    peak = None if idealised else 0
+    return Counts(writes=writes | {"LSE": lse}, hbm_bytes=size, sram_peak_bytes=peak)
 
 
 def _by_length(
