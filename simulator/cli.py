@@ -235,7 +235,7 @@ def learn() -> None:
     """Start Jupyter on the course of notebooks."""
     from .learn import start
 
-    start()
+    raise typer.Exit(start())
 
 
 @app.command()

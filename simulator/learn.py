@@ -41,6 +41,6 @@ def command(tutorials: Path = TUTORIALS) -> list[str]:
     return [sys.executable, "-m", server, str(tutorials / FIRST)]
 
 
-def start() -> None:
-    """Start it, and wait until it ends."""
-    subprocess.run(command(), check=False, cwd=TUTORIALS)
+def start() -> int:
+    """Start it, and wait until it ends; its exit status."""
+    return subprocess.run(command(), check=False, cwd=TUTORIALS).returncode

@@ -4,15 +4,18 @@ import importlib.util
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flash_numba.ladder import NoGpu, find_gpu
+
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "tutorials"
 MOST_CELLS = 25
+MOST_SECONDS = 60
+"""Of processor time, whatever else the machine does; all sixteen together take less."""
 
 
 def load_script(name: str) -> Any:
@@ -120,9 +123,12 @@ def test_runs_as_shown(name, monkeypatch):
         pytest.importorskip("torch")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
-    start = time.perf_counter()
+    before = os.times()
     made = MAKE.run(name)
-    seconds = time.perf_counter() - start
-    for now, then in zip(texts(made), texts(stored(name)), strict=True):
-        assert now == then
-    assert seconds < 300, "on an idle machine it is 60; this one is crowded"
+    after = os.times()
+    if isinstance(find_gpu(), NoGpu):  # with one, some cells measure
+        for now, then in zip(texts(made), texts(stored(name)), strict=True):
+            assert now == then
+    taken = after.children_user + after.children_system
+    taken -= before.children_user + before.children_system
+    assert taken < MOST_SECONDS, f"{taken:.0f} s of a processor"

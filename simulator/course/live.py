@@ -25,7 +25,7 @@ SHOWN = {
 """Options of a benchmark, and the key of a row that each chooses by."""
 
 
-def measured(name: str, **chosen: tuple) -> tuple[list[dict], str]:
+def measured(name: str, **chosen: Any) -> tuple[list[dict], str]:
     """Rows of a benchmark, and where they come from.
 
     Parameters
@@ -47,7 +47,7 @@ def measured(name: str, **chosen: tuple) -> tuple[list[dict], str]:
     if gpu is None:
         return _committed(name, chosen)
     rows: list[dict] = []
-    for _, found in measure(gpu, Options(**chosen, budget_s=0.2)):
+    for _, found in measure(gpu, Options(budget_s=0.2, **chosen)):
         rows = found["rows"]
     return rows, NOW.format(gpu.gpu.name)
 
@@ -83,7 +83,7 @@ def _find() -> gpus.TorchGpu | None:
         return None
 
 
-def _committed(name: str, chosen: dict[str, tuple]) -> tuple[list[dict], str]:
+def _committed(name: str, chosen: dict[str, Any]) -> tuple[list[dict], str]:
     found = results(name)
     if found is None:
         raise ValueError(

@@ -124,8 +124,18 @@ print(f"{S_bytes / others:.0f} times less")
 # ## Exercise
 #
 # You computed one head by hand. Write multi-head attention for all heads of the layer at once with
-# `np.einsum`, and compare with `o`. Then the first graded program: `gpu`
-# is a machine with HBM and SRAM; what you `load` is counted.
+# `np.einsum`, and compare with `o`.
+#
+# Then the first graded program. `gpu` is a machine with HBM and SRAM, and these are all its
+# operations; each but `free` and the making of a tile begins with words of yours that say what it
+# does:
+#
+# - `gpu.load("load Q_i", Q[head, rows])`: from HBM into SRAM, counted; gives a tile;
+# - `gpu.in_registers("O", shape, fill)`, `gpu.in_sram(...)`: a new tile;
+# - `gpu.product("S", into, a, b.T, scale=..., add=...)`: a product of two tiles;
+# - `gpu.compute("O = 2 Q", (into,), (of,), function)`: anything else, a function of arrays;
+# - `gpu.store("store O_i", O[head, rows], tile)`: back to HBM, counted;
+# - `gpu.free(tile)`: SRAM is small. Tiles in registers free themselves.
 
 # %%
 from simulator.grade import grade, statement

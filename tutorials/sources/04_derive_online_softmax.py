@@ -132,14 +132,14 @@ for function in (softmax.running_max, softmax.exponentials, softmax.running_sum,
 # %% [markdown]
 # ## Exercises
 #
-# Twice the same idea, first on scores that lie in HBM, then - in notebook 5 - on scores that never
-# do.
+# Three steps on scores that lie in HBM; in notebook 5 the same idea on scores that never do.
 
 # %%
 from simulator.grade import grade, hint, statement
 
 print(statement("row_max"), "\n")
-print(statement("online_lse"))
+print(statement("online_lse"), "\n")
+print(statement("softmax_rows"), "\n")
 print("hint 2:", hint("online_lse", 2))
 
 
