@@ -2,10 +2,11 @@
 
     python benchmarks/sanitize.py benchmarks/results/sanitize.json
 
-A process for each tool, rung and half of the features runs `exercise`: tails, causal and window,
+A process for each tool, rung and part of the features runs `exercise`: tails, causal and window,
 key lengths, a block list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a
-learned tensor. All find their kernels compiled, by a first process without a tool for each rung and
-half. The JSON has the errors that each tool reported; the exit status is 1 if there was any.
+learned tensor, packed sequences. All find their kernels compiled, by a first process without a tool
+for each rung and part. The JSON has the errors that each tool reported; the exit status is 1 if
+there was any.
 """
 
 import argparse
@@ -19,13 +20,26 @@ from itertools import product
 
 import numpy as np
 
-from flash_numba import flash_attention, flash_attention_backward, launch, masks, tiling
+from flash_numba import (
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_varlen,
+    flash_attention_varlen_backward,
+    launch,
+    masks,
+    tiling,
+)
 from flash_numba.ladder import RUNGS
 from flash_numba.problem import DTYPES, Problem
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-LADDER = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
-HALVES = ("changes", "masks")
+TYPES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
+PARTS = [
+    (rung.name, part)
+    for rung in RUNGS
+    for part in ("changes", "masks", "packed")
+    if rung.modules and (part != "packed" or "packed sequences" not in rung.kernels_lack)
+]
 
 
 def stripes(batch, head, q_idx, k_idx, aux):
@@ -48,7 +62,7 @@ def tempered_aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
     return score
 
 
-def exercise(rung: str, half: str, scale: int) -> None:
+def exercise(rung: str, part: str, scale: int) -> None:
     """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names."""
     names, whole = set(), launch._function
 
@@ -57,12 +71,18 @@ def exercise(rung: str, half: str, scale: int) -> None:
         return whole(dispatcher, *arguments)
 
     setattr(launch, "_function", noted)  # noqa: B010 - a checker would refuse the assignment
-    rng = np.random.default_rng(0)
+    found = (packed if part == "packed" else padded)(rung, part, 64 * scale + 7, 64 * scale + 21)
+    assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
+    print("KERNELS", *sorted(names))
 
-    def normal(*shape, dtype="fp32"):
-        return rng.standard_normal(shape).astype(DTYPES[dtype])
 
-    n, m = 64 * scale + 7, 64 * scale + 21
+def normal(*shape, dtype="fp32") -> np.ndarray:
+    """Random numbers."""
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(DTYPES[dtype])
+
+
+def padded(rung: str, part: str, n: int, m: int):
+    """Gradients of two sequences of `n` queries and `m` keys."""
     listed = masks.Mask("stripes", stripes, (32,))
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
@@ -71,23 +91,32 @@ def exercise(rung: str, half: str, scale: int) -> None:
         "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
         | {"score_mod": learned, "bias": normal(2, 1, m)},
         "masks": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
-    }[half] | {"kernel": rung}
-    needs = ("q", "k", "v", *(("bias", "score_mod") if half == "changes" else ()))
-    dtype = LADDER[rung][HALVES.index(half)]
+    }[part] | {"kernel": rung}
+    needs = ("q", "k", "v", *(("bias", "score_mod") if part == "changes" else ()))
+    dtype = TYPES[rung][part == "masks"]
     q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
     k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
     o, lse = flash_attention(q, k, v, return_lse=True, **options)
-    found = flash_attention_backward(
-        do, q, k, v, o, lse, dlse=normal(2, 2, n), needs=needs, **options
-    )
-    assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
-    print("KERNELS", *sorted(names))
+    dlse = normal(2, 2, n)
+    return flash_attention_backward(do, q, k, v, o, lse, dlse=dlse, needs=needs, **options)
 
 
-def sanitized(tool: str | None, rung: str, half: str) -> dict:
+def packed(rung: str, part: str, n: int, m: int):
+    """Gradients of three sequences behind each other, one of them without a key."""
+    dtype = TYPES[rung][0]
+    q, do = normal(n, 2, 40, dtype=dtype), normal(n, 2, 24, dtype=dtype)
+    k, v = normal(m, 1, 40, dtype=dtype), normal(m, 1, 24, dtype=dtype)
+    options = {"cu_seqlens_q": [0, 5, 40, n], "cu_seqlens_k": [0, 3, 3, m], "causal": True}
+    options |= {"seqused_k": [3, 0, m - 9], "kernel": rung}
+    o, lse = flash_attention_varlen(q, k, v, return_lse=True, **options)
+    dlse = normal(2, n)
+    return flash_attention_varlen_backward(do, q, k, v, o, lse, dlse=dlse, **options)
+
+
+def sanitized(tool: str | None, rung: str, part: str) -> dict:
     """One row: a process that exercises `rung`, under `tool` if there is one."""
     scale = "1" if tool == "racecheck" else "2"
-    command = [sys.executable, __file__, "--exercise", rung, half, "--scale", scale]
+    command = [sys.executable, __file__, "--exercise", rung, part, "--scale", scale]
     if tool:
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -97,11 +126,11 @@ def sanitized(tool: str | None, rung: str, half: str) -> dict:
     found = re.findall(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: )(\d+)", text)
     kernels = re.findall(r"^KERNELS (.*)$", text, re.MULTILINE)
     if not (found or tool is None) or not kernels or done.returncode:
-        print(tool, rung, half, text[-3000:], sep="\n", file=sys.stderr)
+        print(tool, rung, part, text[-3000:], sep="\n", file=sys.stderr)
     return {
         "tool": tool,
         "rung": rung,
-        "half": half,
+        "part": part,
         "errors": int(found[-1]) if found else None,
         "exit_status": done.returncode,
         "kernels": kernels[0].split() if kernels else [],
@@ -113,16 +142,16 @@ def main() -> None:
     """Compile, run every tool on every rung, side by side, and write the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", nargs="?")
-    parser.add_argument("--exercise", nargs=2, metavar=("RUNG", "HALF"))
+    parser.add_argument("--exercise", nargs=2, metavar=("RUNG", "PART"))
     parser.add_argument("--scale", type=int, default=2)
     options = parser.parse_args()
     if options.exercise:
         exercise(*options.exercise, options.scale)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda one: sanitized(None, *one), product(LADDER, HALVES)))
+        list(pool.map(lambda one: sanitized(None, *one), PARTS))
         rows = []
-        for row in pool.map(lambda one: sanitized(*one), product(TOOLS, LADDER, HALVES)):
+        for row in pool.map(lambda one: sanitized(one[0], *one[1]), product(TOOLS, PARTS)):
             rows.append(row)
             print(row, flush=True)
     if options.output:
