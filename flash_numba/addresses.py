@@ -9,9 +9,9 @@ from .arrays import DeviceArray
 ALIGNMENT = 16
 """All that a rung may ask of an address is its remainder by this, in bytes."""
 
-NAMES = ("q", "k", "v", "mask", "bias", "alibi_slopes", "o", "lse", "memory")
+NAMES = ("q", "k", "v", "mask", "bias", "alibi_slopes")
+NAMES += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "o", "lse", "memory")
 NAMES += ("do", "dlse", "dq", "dk", "dv", "dbias", "dscore_mod")
-NAMES += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 """The arrays of a call, by their names in `attention` and `problem.Problem.shapes`."""
 
 _WORD = 64

@@ -97,13 +97,13 @@ def flash_attention_varlen(
     arrays = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     packed = Packed(*arrays, max_seqlen_q, max_seqlen_k)
     if is_torch(q):
-        from .interop import pytorch
+        from .interop import torch_eager
 
-        o, lse = pytorch.attention(q, k, v, kernel, deterministic, options, packed)
-    else:
-        if seed is None and finite("dropout_p", dropout_p):
-            options["seed"] = draw_seed()
-        o, lse = forward(pose(q, k, v, packed=packed, **options), kernel, deterministic)
+        wishes = kernel, deterministic, return_lse
+        return torch_eager.attention(q, k, v, *wishes, options, packed)
+    if seed is None and finite("dropout_p", dropout_p):
+        options["seed"] = draw_seed()
+    o, lse = forward(pose(q, k, v, packed=packed, **options), kernel, deterministic)
     return (o, lse) if return_lse else o
 
 

@@ -17,6 +17,7 @@ from flash_numba.arrays import DeviceArray
 from flash_numba.ladder import Gpu, NoGpu, Rung
 from flash_numba.plan import SEED
 from flash_numba.problem import DTYPES, Problem
+from flash_numba.sequences import Sequences, Side
 
 GPU = Gpu("Fake GPU", (8, 0))
 
@@ -69,6 +70,16 @@ def each(change, part) -> Any:
     return part
 
 
+def with_lengths(problem: Problem, packed: tuple) -> Problem:
+    """The problem of a packed batch with the lengths that its arrays say when it runs."""
+    if problem.sequences is None:
+        return problem
+    totals = problem.sequences.total_q, problem.sequences.total_k
+    cu_q, cu_k, *used = (None if x is None else memory(x) for x in packed[:4])
+    sides = map(Side.of, totals, (cu_q, cu_k), used)
+    return replace(problem, sequences=Sequences(*totals, *sides))
+
+
 class Step:
     """A step of a plan that calls a function on the memory there is when it runs."""
 
@@ -99,11 +110,12 @@ class Functions:
     def __init__(self):
         self.planned, self.calls = [], []
 
-    def forward(self, problem, q, k, v, o, lse, plan):
+    def forward(self, problem, q, k, v, o, lse, plan, packed=()):
         self.planned.append(problem)
-        plan.steps.append(Step(self.run_forward, problem, q, k, v, o, lse))
+        plan.steps.append(Step(self.run_forward, problem, q, k, v, o, lse, packed))
 
-    def run_forward(self, problem, q, k, v, o, lse, stream):
+    def run_forward(self, problem, q, k, v, o, lse, packed, stream):
+        problem = with_lengths(problem, packed)
         self.calls.append(SimpleNamespace(problem=problem, q=q, k=k, v=v, o=o, stream=stream))
         memory(o)[:], memory(lse)[:] = reference.forward(
             each(memory, problem), memory(q), memory(k), memory(v)
@@ -113,13 +125,15 @@ class Functions:
         return 16, 21
 
     def backward(
-        self, problem, q, k, v, o, lse, do, dq, dk, dv, space, dlse=None, plan: Any = None, d_aux=()
-    ):
+        self, problem, q, k, v, o, lse, do, dq, dk, dv, space, dlse=None,
+        plan: Any = None, d_aux=(), packed=(),
+    ):  # fmt: skip
         self.planned.append(problem)
-        arguments = problem, q, k, v, do, dq, dk, dv, space, dlse, d_aux
+        arguments = problem, q, k, v, do, dq, dk, dv, space, dlse, d_aux, packed
         plan.steps.append(Step(self.run_backward, *arguments))
 
-    def run_backward(self, problem, q, k, v, do, dq, dk, dv, space, dlse, d_aux, stream):
+    def run_backward(self, problem, q, k, v, do, dq, dk, dv, space, dlse, d_aux, packed, stream):
+        problem = with_lengths(problem, packed)
         given = SimpleNamespace(problem=problem, dq=dq, dk=dk, dv=dv, d_aux=d_aux, stream=stream)
         self.calls.append(given)
         assert memory(space).nbytes == 40

@@ -10,10 +10,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import fake_torch  # noqa: E402
 from cases import CASES  # noqa: E402
 from harness import check  # noqa: E402
+from packed import packed_problem  # noqa: E402
 from public_api import rounding  # noqa: E402
 from test_interop_torch import BAD, EVEN, MASK, OPTIONS, SLOPES, TorchApi, hold, leaf, numpy, qkv  # noqa: E402  # noqa: E402
 
-from flash_numba import attention, flash_attention, masks  # noqa: E402
+from flash_numba import attention, flash_attention, flash_attention_varlen, masks  # noqa: E402
+from flash_numba import reference as ref  # noqa: E402
 from flash_numba.interop import torch_eager  # noqa: E402
 from flash_numba.problem import Problem  # noqa: E402
 
@@ -47,6 +49,51 @@ def test_repeated_gradients(options, fields, gpu):
     assert len(gpu.planned) == 2
     assert len(gpu.calls) == 4
     assert {call.stream for call in gpu.calls} == {7}
+
+
+def test_packed_batches_are_planned_once_and_read_their_lengths_anew(gpu):
+    for rows_q, rows_k, used in (
+        ([3, 0, 9], [7, 2, 4], [7, 0, 3]),
+        ([5, 5, 1], [0, 6, 6], [0, 6, 6]),
+    ):
+        q, k, v = leaf(14, 4, 8), leaf(15, 2, 8), leaf(15, 2, 8)
+        options = {"slack": (14 - sum(rows_q), 15 - sum(rows_k)), "causal": True}
+        heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+        problem, packed = packed_problem(rows_q, rows_k, None, used, **options, **heads)
+        lists = {n: torch.from_numpy(x) for n, x in packed.arrays.items() if x is not None}
+        o, lse = flash_attention_varlen(
+            q, k, v, **lists, max_seqlen_q=max(rows_q), causal=True, return_lse=True
+        )
+        expected = ref.forward(problem, numpy(q), numpy(k), numpy(v))
+        for found, exact in zip((o, lse), expected, strict=True):
+            np.testing.assert_allclose(numpy(found), exact, rtol=1e-5, atol=1e-6)
+        do, dlse = torch.randn(o.shape), torch.randn(lse.shape)
+        found = torch.autograd.grad((o, lse), (q, k, v), (do, dlse))
+        exact = ref.backward(problem, *map(numpy, (q, k, v, do, dlse)))
+        for gradient, same in zip(found, exact, strict=False):
+            np.testing.assert_allclose(numpy(gradient), same, rtol=1e-4, atol=1e-5)
+    assert len(gpu.planned) == 2
+    assert len(gpu.calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"cu_seqlens_q": [0, 14]}, TypeError, "cu_seqlens_q must be an int32 array on cuda"),
+        ({"cu_seqlens_k": torch.tensor([0, 15])}, TypeError, "must have dtype int32, got int64"),
+        ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be a whole number >= 0, got -1"),
+        ({"seqused_q": torch.ones(2, dtype=torch.int32)}, ValueError, r"seqused_q .* shape \(1,\)"),
+    ],
+    ids=["list", "int64", "longest", "used"],
+)  # fmt: skip
+def test_bad_lists_of_a_packed_batch_are_refused(changed, error, match, gpu):
+    q, k = torch.randn(14, 4, 8), torch.randn(15, 2, 8)
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (14, 15))
+    good = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    flash_attention_varlen(q, k, k, **good)
+    with pytest.raises(error, match=match):
+        flash_attention_varlen(q, k, k, **(good | changed))
+    assert len(gpu.calls) == 1
 
 
 # What a cache must not mix up

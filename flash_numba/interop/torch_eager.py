@@ -27,6 +27,7 @@ from ..ladder import check_wishes, choose
 from ..plan import SEED
 from ..problem import DTYPES
 from ..scores import check_differentiable
+from ..sequences import Packed
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
 
 _DEVICE = "cuda"
@@ -54,7 +55,9 @@ _empty_strided: Any = getattr(guards, "_empty_strided_cuda", None)
 _address = Tensor.data_ptr
 
 
-def attention(q, k, v, kernel, deterministic, return_lse: bool, options: dict) -> Any:
+def attention(
+    q, k, v, kernel, deterministic, return_lse: bool, options: dict, packed: Packed | None = None
+) -> Any:
     """O of `flash_attention` on torch tensors, or O and lse, with their gradients.
 
     Parameters
@@ -63,24 +66,28 @@ def attention(q, k, v, kernel, deterministic, return_lse: bool, options: dict) -
         As for `attention.flash_attention`.
     options : dict
         Its other arguments by name.
+    packed : Packed, optional
+        Of `varlen.flash_attention_varlen`.
     """
     optional: Any = ()
     if not (options["mask"] is options["bias"] is options["alibi_slopes"] is None):
         optional = [(n, options[n]) for n in _OPTIONAL if options[n] is not None]
+    if packed is not None:
+        optional = [*optional, *_given(packed)]
     if torch.compiler.is_compiling() or _is_watched() or not _are_plain(q, k, v, optional):
         from . import pytorch
 
-        o, lse = pytorch.attention(q, k, v, kernel, deterministic, options)
+        o, lse = pytorch.attention(q, k, v, kernel, deterministic, options, packed)
         return (o, lse) if return_lse else o
     if torch.is_autocast_enabled(_DEVICE):
         q, k, v = autocast(q, k, v)
     if optional and options["bias"] is not None and options["bias"].dtype is q.dtype:
         options["bias"] = options["bias"].float()  # as kernels read it
-        optional = [(n, options[n]) for n, _ in optional]
+        optional = [(n, options[n] if n == "bias" else x) for n, x in optional]
     key = _key(q, k, v, kernel, deterministic, options, optional)
     call = None if key is None else _calls.get(key)
     if call is None:
-        call = _Call(key, q, k, v, kernel, deterministic, options)
+        call = _Call(key, q, k, v, kernel, deterministic, options, packed)
         if key is not None:
             while len(_calls) >= LIMIT:
                 _calls.pop(next(iter(_calls)), None)
@@ -95,6 +102,14 @@ def attention(q, k, v, kernel, deterministic, return_lse: bool, options: dict) -
                 return _differentiable((call, seed, return_lse), *tensors)
     found = call.forward(seed, return_lse, tensors)
     return tuple(found) if return_lse else found[0]
+
+
+def _given(packed: Packed) -> list[tuple[str, Any]]:
+    """Names and arrays of a packed batch, those that there are; its other numbers are checked."""
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        if (longest := getattr(packed, name)) is not None:
+            checks.whole(name, longest, 0)
+    return [(name, x) for name, x in packed.arrays.items() if x is not None]
 
 
 def _words(seed: int | None) -> tuple[int, int]:
@@ -196,7 +211,7 @@ class _Call:
     ----------
     key : tuple or None
         From `_key`.
-    q, k, v, kernel, deterministic, options
+    q, k, v, kernel, deterministic, options, packed
         As for `attention`; of tensors, nothing is kept.
 
     Attributes
@@ -207,22 +222,25 @@ class _Call:
         Whether the score change has a tensor that may get a gradient.
     """
 
-    def __init__(self, key, q, k, v, kernel, deterministic, options: dict):
+    def __init__(self, key, q, k, v, kernel, deterministic, options: dict, packed=None):
         self.wishes = kernel, deterministic
         self.drops = options["dropout_p"] != 0
         self.learns = learned_tensor(options["score_mod"]) is not None
         tensors = {n: options[n] for n in _OPTIONAL}
         self.others = {n: x for n, x in options.items() if n not in (*tensors, "seed")}
         self.read = ("q", "k", "v", *(n for n, x in tensors.items() if x is not None))
+        if packed is not None:
+            self.read += tuple(name for name, _ in _given(packed))
         functions = [options[name] for name in ("score_mod", "mask_mod", "block_mask")]
         self.uploads = any(x is not None for x in (*functions, options["key_lengths"]))
-        self.stored = None if self.uploads else key
+        # Packed batches are of another size each time.
+        self.stored = None if self.uploads or packed is not None else key
         self._backward: dict[tuple, _Pass] | None = None if key is None else {}
 
         def plan() -> gpu_call.Pass:
             check_wishes(kernel, deterministic)
             check_functions(*functions)
-            posed = pose(q, k, v, **self.others, **tensors)
+            posed = pose(q, k, v, **self.others, **tensors, packed=packed)
             refuse_lost_gradients(options)
             gpu, aligned = api.gpu_of(posed), posed.aligned
             rung = choose(posed.problem, gpu, kernel, deterministic, aligned=aligned)
@@ -303,7 +321,9 @@ class _Call:
             mod = others["score_mod"]
             aux = (*mod.aux[: mod.aux_index], learned, *mod.aux[mod.aux_index + 1 :])
             others["score_mod"] = replace(mod, aux=aux)
-        posed = pose(**tensors, **others, needs=names)
+        lists = {name: tensors.pop(name) for name in Packed._fields if name in tensors}
+        packed = Packed(**lists) if lists else None
+        posed = pose(**tensors, **others, packed=packed, needs=names)
         rung = choose(posed.problem, api.gpu_of(posed), *self.wishes, names, posed.aligned)
         check_differentiable(posed.problem)
         given = posed.checked(**arrays)
