@@ -110,7 +110,7 @@ class Functions:
     def __init__(self):
         self.planned, self.calls = [], []
 
-    def forward(self, problem, q, k, v, o, lse, plan, packed=()):
+    def forward(self, problem, q, k, v, o, lse, plan, space=None, packed=()):
         self.planned.append(problem)
         plan.steps.append(Step(self.run_forward, problem, q, k, v, o, lse, packed))
 
@@ -156,10 +156,10 @@ class WithForwardWorkspace(Functions):
     def forward_workspace(self, problem):
         return 12, 9
 
-    def forward(self, problem, q, k, v, o, lse, plan, space=None):
+    def forward(self, problem, q, k, v, o, lse, plan, space=None, packed=()):
         assert space is not None
         plan.steps.append(Step(self.run_clear, problem, space))
-        super().forward(problem, q, k, v, o, lse, plan)
+        super().forward(problem, q, k, v, o, lse, plan, packed=packed)
 
     def run_clear(self, problem, space, stream):
         assert memory(space).nbytes == 24
