@@ -163,12 +163,8 @@ found = simulate("flash2", padded, q, k, v, head=None, tile_m=16, tile_n=16)
 print("finite although the padding is NaN:", np.isfinite(found.arrays["O"]).all())
 print("elements of K read:", found.counts.reads["K"])
 
-# %% [markdown]
-# There each sequence still has 64 rows of Q and of O. **Packed**, it has as many as it is long: Q,
-# K and V lie behind each other, `cu_seqlens` says where each begins and the last one ends, and no
-# tile crosses an end. **Predict** how many elements of O are written now, with 16 columns.
-
-# %%
+# Each sequence still has 64 rows of Q and O. Packed, it has as many as it is long: cu_seqlens says
+# where each begins and the last one ends. Predict how many elements of O are written now.
 import warnings
 
 from flash_numba import flash_attention_varlen
@@ -190,9 +186,7 @@ print("packed and padded answer alike:", np.allclose(o, same, atol=1e-6))
 side = Side.of(ends[-1], ends)
 packed = Problem(len(o), len(o), 16, batch=3, sequences=Sequences(len(o), len(o), side, side))
 counts = simulate("flash2", packed, head=None, tile_m=16, tile_n=16).counts
-print(
-    "elements of O written:", counts.writes["O"], "where padded ones are", found.counts.writes["O"]
-)
+print("elements of O written, packed:", counts.writes["O"], "padded:", found.counts.writes["O"])
 
 # %% [markdown]
 # ## Many GPUs
