@@ -64,6 +64,11 @@ CALLS = {
         flash_numba.flash_attention,
         {"q": Q, "k": Q, "v": Q, "causal": True, "kernel": "flash2", "return_lse": True},
     ),
+    "flash_attention_varlen": (
+        flash_numba.flash_attention_varlen,
+        {"q": Q[0], "k": Q[0], "v": Q[0], "cu_seqlens_q": [0, 8], "cu_seqlens_k": [0, 8]}
+        | {"max_seqlen_k": 8, "seqused_q": [8]},
+    ),
 }
 ALLOWED = {
     ("Mask", "key_range", "none"),
@@ -77,6 +82,9 @@ ALLOWED = {
     ("simulate", "head", "none"),
     ("Problem", "head_dim", "huge"),
     ("random_input", "seed", "huge"),
+    ("flash_attention_varlen", "seqused_q", "none"),
+    ("flash_attention_varlen", "max_seqlen_k", "none"),
+    ("flash_attention_varlen", "max_seqlen_k", "huge"),
 }
 UNCHECKED = {("Mask", "name"), ("window", "shift")}
 SWEEP = [
