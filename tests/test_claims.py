@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from simulator.claims import CLAIMS, TOPICS, VERDICTS, ledger
+from simulator.claims import CLAIMS, TOPICS, VERDICTS, ledger, practice
 from simulator.claims.algorithm import right_gradient
 from simulator.claims.claim import UNCHECKABLE, UNMEASURED, claim
 from simulator.claims.evidence import Attention, off_by
@@ -69,6 +69,30 @@ def test_verdicts():
     assert found == judged
     for name in open_yet:
         assert ROWS[name][1].verdict in (UNMEASURED, "holds with conditions", "wrong")
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ({64: 100, 128: 120, 256: 100}, "holds"),
+        ({64: 100, 128: 110, 256: 90}, "wrong"),
+        ({64: 100, 128: 120, 256: 119}, "wrong"),
+    ],
+)
+def test_tiles_are_judged_by_the_better_rival(monkeypatch, rates, verdict):
+    """Of two shapes of a tile the faster one counts, and lengths up to 2048 do not."""
+    rows = [
+        {"head_dim": 64, "seqlen": N, "tile_m": B, "tflops": rate * slower}
+        for N, sign in ((2048, -1), (4096, 1))
+        for B, rate in rates.items()
+        for slower in (0.5, 1 if sign > 0 else 1 / rate)
+    ]
+    stored = {"machine": {"gpu": "a GPU", "date": "2026-11-30"}, "rows": rows}
+    monkeypatch.setattr(practice, "results", lambda name: stored)
+    found = practice.tile_of_128()
+    assert found.verdict == verdict
+    assert f"d=64, N=4,096: 64 {rates[64]}, 128 {rates[128]}, 256 {rates[256]}" in found.measured
+    assert practice.judged([0.2, 0.1]) == "holds with conditions"
 
 
 def test_gradients_are_told_apart():

@@ -1,5 +1,6 @@
 """Times in notebooks: committed ones say so, others are measured."""
 
+import fake_gpu
 import pytest
 
 pytest.importorskip("numba")
@@ -38,6 +39,40 @@ def test_unknown_results(monkeypatch):
     monkeypatch.setattr(live, "_find", lambda: None)
     with pytest.raises(ValueError, match="got 'nothing'"):
         live.measured("nothing")
+
+
+@pytest.fixture
+def known_times(monkeypatch):
+    """A GPU whose times are known, with a rung that asks the reference."""
+    pytest.importorskip("torch")
+    from test_bench import Counted, KnownTimes
+
+    functions = Counted()
+    fake_gpu.install(monkeypatch, functions=functions)
+    monkeypatch.setattr(live, "_find", KnownTimes)
+    return functions
+
+
+SMALL = {"tokens": 80, "hidden": 32, "head_dims": (16,), "seqlens": (40,)}
+
+
+def test_with_a_gpu_times_are_measured(known_times):
+    rows, where = live.measured(
+        "h200_fp32", rungs=("fake",), directions=("forward",), dtypes=("fp32",), **SMALL
+    )
+    assert where == f"measured now on {fake_gpu.GPU.name}"
+    assert [(row["rung"], row["seqlen"], row["causal"]) for row in rows] == [
+        ("fake", 40, False),
+        ("fake", 40, True),
+    ]
+    assert {row["ms"] for row in rows} == {0.5}
+
+
+def test_with_a_gpu_steps_are_measured(known_times):
+    cell = Cell("forward", "fp32", 16, 40, False, 2, 2)
+    rows, where = live.measured_steps({"fake": known_times}, cell)
+    assert where.startswith("measured now on ")
+    assert rows == [{"step": "fake", "ms": 0.5, "tflops": cell.flops / 0.5e9}]
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..energy import energy
 from ..hardware import A100, GPUS, H100, T4
 from .claim import UNCHECKABLE, WRONG, Found, claim, conditional_if, holds_if
 from .evidence import KIB, form, least_time, results
@@ -111,13 +112,15 @@ def slower_elsewhere() -> Found:
 def energy_of_accelerators() -> Found:
     """Accelerators give 3-5x better energy efficiency for attention."""
     found = form("flash2", 4096)
-    intensity = found.matmul_flops / found.hbm_bytes
+    spent = energy(found, "fp16")
     return Found(
         UNCHECKABLE,
-        "joules a FLOP and a byte of both devices would decide",
-        f"flash2, N=4,096, d=64, B_r=128, fp16, does {intensity:.0f} FLOPs a byte of HBM: most "
-        "of the "
-        "energy of a FLOP is not in that memory",
+        "joules a FLOP and a byte of both devices would decide; what they must save is in the "
+        "products and what feeds them, not in HBM",
+        f"flash2, N=4,096, d=64, B_r=128, fp16, does {found.matmul_flops / found.hbm_bytes:.0f} "
+        "FLOPs a byte of HBM; by published figures (simulator/energy.py) "
+        f"{spent.hbm_j / spent.total_j:.0%} of its energy is in HBM, so that free HBM would gain "
+        f"{spent.total_j / (spent.total_j - spent.hbm_j):.1f}x",
     )
 
 

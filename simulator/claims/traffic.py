@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from ..energy import PJ_PER_BYTE
 from ..hardware import A100, GPUS, H100
 from ..theory.asymptotics import block_sizes, break_even_tile, square_coefficient
 from ..theory.papers import ARXIV, theorem_2_curve
@@ -163,7 +164,8 @@ def energy_superlinear() -> Found:
         "share "
         "of standard attention's traffic they approach the constant 1 - d/(2B_r)",
         f"twice N saves {more:.2f} times the bytes; the share is {share(1024):.1%} at N=1,024 and "
-        f"{share(65536):.1%} at N=65,536",
+        f"{share(65536):.1%} at N=65,536; at {PJ_PER_BYTE['hbm']:.0f} pJ a byte of HBM "
+        f"{saved(4096) * PJ_PER_BYTE['hbm'] * 1e-9:.1f} mJ a head at N=4,096",
     )
 
 
