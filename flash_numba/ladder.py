@@ -112,6 +112,8 @@ class Rung:
         Names of `features_of` that its simulator programs have and its kernels do not.
     deterministic : bool
         Whether its backward gives the same bits each time.
+    borrows_backward : tuple of (str, int), or None
+        Another rung, whose kernels do the backward pass where a head dimension is above the number.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Rung:
     lacks: frozenset[str] = frozenset()
     kernels_lack: frozenset[str] = frozenset()
     deterministic: bool = True
+    borrows_backward: tuple[str, int] | None = None
 
     def functions(self, direction: str) -> Any:
         """The module of its GPU functions of the "forward" or "backward" pass."""
@@ -179,6 +182,15 @@ class Rung:
             )
         return None
 
+    def on_backward(self, problem: Problem, gpu: Gpu | NoGpu) -> str:
+        """What is to be said of its backward pass on a GPU, if another rung's kernels do it."""
+        if self.borrows_backward is None or isinstance(gpu, NoGpu):
+            return ""
+        name, most = self.borrows_backward
+        if max(problem.head_dim, problem.head_dim_v) <= most:
+            return ""
+        return f"its backward pass is {name}'s: its own takes head dimensions up to {most}"
+
 
 _NOT_PACKED = frozenset({"packed sequences"})
 _PACKED_SCORE_MOD = "gradient of score_mod in packed sequences"
@@ -187,13 +199,14 @@ RUNGS: tuple[Rung, ...] = (
     Rung(
         "hopper",
         "FlashAttention-3's schedule: copy engine, warpgroup products, a producer and consumers",
-        (".kernels.hopper", ".kernels.tensor_core_backward"),
+        (".kernels.hopper", ".kernels.hopper_backward"),
         ("flash2", "flash2_two_kernel"),
         compute_capability=(9, 0),
         majors=(9,),
         copies_boxes=True,
         dtypes=("fp16", "bf16"),
         kernels_lack=_NOT_PACKED,
+        borrows_backward=("tensor_core", 128),
     ),
     Rung(
         "tensor_core",
@@ -261,16 +274,20 @@ class Choice:
         What it runs on; without a GPU, the tile simulator.
     reasons : dict of str to str
         By name of every other rung.
+    backward : str
+        What is to be said of the backward pass, if another rung's kernels do it.
     """
 
     rung: Rung | None
     gpu: Gpu | NoGpu
     reasons: dict[str, str] = field(default_factory=dict)
+    backward: str = ""
 
     def __str__(self) -> str:
         runs = f"{self.rung.name} runs" if self.rung else "no rung runs"
         others = (f"  {name}: {reason}" for name, reason in self.reasons.items())
-        return "\n".join((f"{runs} on the {self.gpu}", *others))
+        of_backward = (f"  {self.backward}",) if self.backward else ()
+        return "\n".join((f"{runs} on the {self.gpu}", *of_backward, *others))
 
 
 def check_wishes(kernel, deterministic) -> None:
@@ -322,7 +339,7 @@ def look(
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
         else:
             chosen = rung
-    return Choice(chosen, gpu, reasons)
+    return Choice(chosen, gpu, reasons, chosen.on_backward(problem, gpu) if chosen else "")
 
 
 def choose(

@@ -61,6 +61,18 @@ def test_without_a_gpu_any_problem_finds_a_rung():
             assert choose(wide, NO_GPU, each.name) is each
 
 
+def test_explain_says_where_another_rung_does_the_backward():
+    hopper = next(rung for rung in RUNGS if rung.borrows_backward)
+    name, most = hopper.borrows_backward
+    assert name in {rung.name for rung in RUNGS}
+    gpu = Gpu("H200", (9, 0))
+    for head_dim, borrows in ((most, False), (most + 8, True)):
+        choice = look(Problem(8, 8, head_dim, dtype="fp16"), gpu)
+        assert choice.rung is hopper
+        assert (f"its backward pass is {name}'s" in str(choice)) == borrows
+    assert not look(Problem(8, 8, most + 8, dtype="fp16"), NO_GPU).backward
+
+
 # Choosing
 
 

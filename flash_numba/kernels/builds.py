@@ -23,6 +23,7 @@ from . import (
     flash2,
     flash2_backward,
     hopper,
+    hopper_backward,
     standard,
     standard_backward,
     tensor_core,
@@ -32,6 +33,7 @@ from . import (
     tensor_core_tiles,
 )
 from .arguments import extra_values
+from .hopper_backward_tiles import hopper_backward_tiles
 from .hopper_tiles import hopper_tiles
 from .offline import Resources, assemble, compile_ptx
 from .spec import Spec, backward_tiles, forward_tiles
@@ -145,20 +147,26 @@ def _hopper_builds() -> Iterator[Build]:
             yield Build("hopper", "forward", "fp16", head_dim, kind, (9, 0, "a"))
     for head_dim in (64, 128):
         for kind in PROBLEMS:
-            yield Build("hopper", "forward", "bf16", head_dim, kind, (9, 0, "a"))
+            for direction in ("forward", "backward"):
+                yield Build("hopper", direction, "bf16", head_dim, kind, (9, 0, "a"))
+        for kind in ("full", "causal"):
+            yield Build("hopper", "backward", "fp16", head_dim, kind, (9, 0, "a"))
 
 
 def all_builds() -> Iterator[Build]:
     """Every kernel of every rung: each element type, kind of problem and architecture it is for."""
     for rung in RUNGS:
-        own = {"standard": STANDARD, "tensor_core": TENSOR_CORE, "hopper": ("forward",)}
+        own = {"standard": STANDARD, "tensor_core": TENSOR_CORE}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
         kinds = [*PROBLEMS, *([] if "packed sequences" in rung.kernels_lack else [PACKED])]
         axes: Any = kernels, rung.dtypes, depths, kinds, ARCHITECTURES
         for build in itertools.product(*axes) if rung.name in _PREPARE else ():
-            cc = build[-1]
-            if cc >= rung.needed_capability(build[1]) and (not rung.majors or cc[0] in rung.majors):
+            direction, dtype, head_dim, _, cc = build
+            borrows = direction == "backward" and rung.borrows_backward
+            if borrows and head_dim > borrows[1]:
+                continue
+            if cc >= rung.needed_capability(dtype) and (not rung.majors or cc[0] in rung.majors):
                 yield Build(rung.name, *build)
 
 
@@ -236,10 +244,24 @@ def _tensor_core(problem: Problem, build: Build):
 
 
 def _hopper(problem: Problem, build: Build):
+    if build.direction == "backward":
+        return _hopper_backward(problem, build)
     tiles, (scale_first, scale, factor) = hopper_tiles(problem), hopper.factors(problem)
     kernel = hopper.make_forward(hopper.forward_spec(problem), tiles, scale_first)
     tensor_map = TensorMap(_array(build.dtype, 4), tiles.tile_n, tiles.panel)
     arguments = (*[tensor_map] * 4, _array("fp32", 3), (1, 1), scale, factor)
+    return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
+
+
+def _hopper_backward(problem: Problem, build: Build):
+    tiles, (scale_first, scale, factor) = hopper_backward_tiles(problem), hopper.factors(problem)
+    kernel = hopper_backward.make_backward(
+        hopper_backward.backward_spec(problem), tiles, scale_first
+    )
+    tensor_map, two = TensorMap(_array(build.dtype, 4), 64, tiles.panel), _array("fp32", 2)
+    turns = _array("int32", 3), _array("int32", 1)
+    arguments = (*[tensor_map] * 6, two, two, _array(build.dtype, 4), *turns)
+    arguments += ((1,) * 7, scale, factor)
     return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
 
 

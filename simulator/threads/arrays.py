@@ -244,6 +244,16 @@ class Array:
         if self.runtime.counting:
             self.runtime.log.stored.append(values)
 
+    def add_vector(self, index, values) -> None:
+        """Add `values` to neighbours of the last axis from `index` on, each one atomically."""
+        at, size = self._vector(index, len(values), ATOMIC)
+        memory, first = self.memory, at * self.itemsize
+        if memory.valid is not None:
+            for byte in range(first, first + size, memory.granule):
+                if not memory.valid[byte // memory.granule]:
+                    self.runtime.unset(self, byte // self.itemsize)
+        self.flat()[at : at + len(values)] += np.array(values, self.dtype)
+
     def _vector(self, index, n, operation):
         """Check a vector access and log it: first element and bytes."""
         index = index if isinstance(index, tuple) else (index,)

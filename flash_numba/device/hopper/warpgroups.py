@@ -74,6 +74,28 @@ named_arrive = _named(
 )
 
 
+@cache
+def make_meeting(number: int, threads: int) -> tuple[Any, Any]:
+    """Operations ``sync()`` and ``arrive()``: `named_sync` and `named_arrive` for one barrier.
+
+    With its numbers in the instruction: no registers are kept for them.
+    """
+
+    def operation(instruction, emulate):
+        def typing(typingctx):
+            def codegen(context, builder, signature, args):
+                assembly(builder, f"{instruction} {number}, {threads};", [])
+                return context.get_dummy_value()
+
+            return types.void(), codegen
+
+        doc = f"``{instruction}`` (9.7.13.1) of barrier {number} and {threads} threads."
+        return described(typing, lambda context: emulate(context, number, threads), doc)
+
+    sync = operation("bar.sync", barriers.named_sync)
+    return sync, operation("bar.arrive", barriers.named_arrive)
+
+
 @emulated_by(lambda x: x)
 def made_here(typingctx, x):
     """`x` (an int32), but what follows from it is worked out after this point and not kept ready.

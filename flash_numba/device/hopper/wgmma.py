@@ -21,7 +21,7 @@ from ..numba_cuda import ir, types
 from ..ptx import F32, I32, I64
 from .assembly import assembly, described, register_pointers, shared_address
 from .emulation import products
-from .layouts import SwizzledTile
+from .layouts import ITEM_BYTES, SwizzledTile
 
 KINDS = {"fp16": "f16", "bf16": "bf16"}
 DEPTH = 16
@@ -150,6 +150,62 @@ def make_add_product(dtype: str, depth: int, b: SwizzledTile) -> Any:
         typing,
         products.add_product(dtype, depth, b),
         "``wgmma.mma_async`` with A in registers; see `make_add_product`.",
+        "wgmma",
+        "warpgroup",
+    )
+
+
+@cache
+def make_multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTile, n: int) -> Any:
+    """``multiply_columns(acc, sA, sB)``: start ``acc = A.T @ B.T``, A read by columns, B by rows.
+
+    Parameters
+    ----------
+    dtype : "fp16" or "bf16"
+    a : SwizzledTile
+        One of `count` tiles that hold A's rows, one below the other. ``sA`` is one panel of 64
+        columns of each: (count, a.rows, 64).
+    b : SwizzledTile
+        Of ``count * a.rows`` columns; `n` of its rows, from ``sB``'s first on, are B.
+    n : int
+        A multiple of 8.
+
+    Notes
+    -----
+    `acc` is a (2, n // 4) local array whose old values do not count. One text, as in
+    `make_multiply_tiles`.
+    """
+    kind, first = KINDS[dtype], n // 2
+    steps = []
+    for step in range(count * a.rows // DEPTH):
+        tile, row = divmod(step * DEPTH, a.rows)
+        a_units = (tile * a.size * ITEM_BYTES + a.step_down_rows(row // DEPTH)) // 16
+        b_units = b.step_along_row(step) // 16
+        prepare = f"add.s64 da, ${first}, {a_units}; add.s64 db, ${first + 1}, {b_units};"
+        steps.append((prepare, "da, db", "1, 0"))
+    text = _text(n, kind, steps, overwrite=True)
+
+    def typing(typingctx, acc, sA, sB):
+        def codegen(context, builder, signature, args):
+            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
+            starts = [
+                _start(builder, shared_address(context, builder, kind, array), descriptor)
+                for kind, array, descriptor in (
+                    (sA, args[1], a.by_columns()),
+                    (sB, args[2], b.by_rows()),
+                )
+            ]
+            sums = assembly(builder, text, starts, [F32] * (n // 2))
+            for pointer, value in zip(pointers, sums, strict=True):
+                builder.store(value, pointer)
+            return context.get_dummy_value()
+
+        return types.void(acc, sA, sB), codegen
+
+    return described(
+        typing,
+        products.multiply_columns(dtype, a, count, b, n),
+        "``wgmma.mma_async`` with A transposed in shared memory; see `make_multiply_columns`.",
         "wgmma",
         "warpgroup",
     )

@@ -61,6 +61,18 @@ def deliver(context, source, chunks, to, bars, index):
     barrier.advance(context.sync)
 
 
+def bulk_load(context, to, source, at, count, bars, index):
+    """`count` numbers arrive at once, but may be read only after the barrier's phase."""
+    barrier, row = barrier_at(context, bars, index), tuple(int(i) for i in at)
+    per_chunk = CHUNK_BYTES // source.itemsize
+    with context.copy(channel_of(bars, index), barrier.phase + 1):
+        for first in range(0, int(count), per_chunk):
+            place = (*row[:-1], row[-1] + first)
+            to.store_vector((first,), source.load_vector(place, per_chunk))
+    barrier.missing -= int(count) * source.itemsize
+    barrier.advance(context.sync)
+
+
 def _channel(context):
     return ("bulk", context.thread.tid)
 

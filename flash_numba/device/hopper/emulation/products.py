@@ -163,6 +163,24 @@ def add_product(dtype: str, depth: int, b: SwizzledTile):
     return emulate
 
 
+def multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTile, n: int):
+    """Emulation of `wgmma.make_multiply_columns`."""
+    panel = SwizzledTile(a.rows, a.panel, a.panel)
+
+    def emulate(context, accs, left, right):
+        running = Running.of(context)
+        running.issued += 1
+        _check_start(context, left[0], a)
+        _check_start(context, right[0], b)
+        with context.copy(("wgmma", context.thread.tid // 128), running.issued):
+            parts = [tile_from(left[0][t : t + 1], panel, a.rows, dtype) for t in range(count)]
+            B = tile_from(right[0], b, n, dtype)
+        sums = parts_of_sums((np.concatenate(parts).T @ B.T).astype(np.float32))
+        running.groups.append((running.issued, _occupy(accs, sums)))
+
+    return emulate
+
+
 def wait(pending: int):
     """Emulation of `wgmma.make_wait`: registers of finished groups hold their values again."""
 

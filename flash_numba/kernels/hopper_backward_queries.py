@@ -1,0 +1,102 @@
+"""Where a consumer's part of dQ goes: into sums in global memory, or, by the last, into dQ itself.
+
+The sums lie in the order of registers, so that a warp moves 512 neighbouring bytes at a time. A
+lane's part is of dQ *transposed*: row g = lane // 4 (and 8 after it) is a column of dQ, and of each
+8 columns the lane has two neighbours, queries 2t and 2t + 1 with t = lane % 4.
+"""
+
+from functools import cache
+
+from ..device.hopper.sums import add4_global, store_pair_global
+from ..device.hopper.warpgroups import made_here
+from ..device.numba_cuda import cuda, room, types
+from ..device.online_softmax import ALL_LANES
+from ..device.ptx import load4_global, store4_global
+from ..device.ptx_matrix import pack_bf16, pack_fp16
+from ..device.unroll import unroll_full
+from .hopper_backward_tiles import HopperBackwardTiles
+
+
+@cache
+def make_move_sums(tiles: HopperBackwardTiles):
+    """Rooms ``put_sums``, ``add_sums`` and ``take_sums`` of ``(Sums, place, w, tid, rdQ)``.
+
+    A consumer's part of query tile `place` of ``Sums`` (query tiles of all heads, tile_m * depth)
+    becomes `rdQ`, or grows by it, or `rdQ` grows by the part.
+    """
+    groups, half = tiles.q_columns // 8, tiles.tile_m * tiles.depth // 2
+
+    @room
+    def first_of(w, tid):
+        return half * w + 4 * made_here(tid)
+
+    @room
+    def four_of(rdQ, c):
+        return rdQ[0, 2 * c], rdQ[0, 2 * c + 1], rdQ[1, 2 * c], rdQ[1, 2 * c + 1]
+
+    @room
+    def put_sums(Sums, place, w, tid, rdQ):
+        first = first_of(w, tid)
+        for c in range(groups):
+            unroll_full()
+            store4_global(Sums, (place, first + 512 * c), four_of(rdQ, c))
+
+    @room
+    def add_sums(Sums, place, w, tid, rdQ):
+        first = first_of(w, tid)
+        for c in range(groups):
+            unroll_full()
+            add4_global(Sums, (place, first + 512 * c), four_of(rdQ, c))
+
+    @room
+    def take_sums(Sums, place, w, tid, rdQ):
+        first = first_of(w, tid)
+        for c in range(groups):
+            unroll_full()
+            a, b, d, e = load4_global(Sums, (place, first + 512 * c))
+            rdQ[0, 2 * c] += a
+            rdQ[0, 2 * c + 1] += b
+            rdQ[1, 2 * c] += d
+            rdQ[1, 2 * c + 1] += e
+
+    return put_sums, add_sums, take_sums
+
+
+@cache
+def make_write_queries(dtype: str, tiles: HopperBackwardTiles):
+    """Room ``write_queries(dQ, rdQ, batch, head, m_block, w, tid, scale)``: rounded, times `scale`.
+
+    `dQ` (batch, seqlen_q, num_heads, head_dim) has 16-bit elements. Of the two queries that a lane
+    has in a column it exchanges one with the lane of the next column, for a pair of neighbours.
+    """
+    pack = {"fp16": pack_fp16, "bf16": pack_bf16}[dtype]
+    groups, tile_m, q_columns = tiles.q_columns // 8, tiles.tile_m, tiles.q_columns
+    wide = tiles.depth == 128
+
+    @room
+    def pair_of(a, b, odd, scale):
+        """Even columns keep the first query and hand over the second."""
+        other = cuda.shfl_xor_sync(ALL_LANES, a if odd else b, 4) * scale
+        return pack(other, b * scale) if odd else pack(a * scale, other)
+
+    @room
+    def write_queries(dQ, rdQ, batch, head, m_block, w, tid, scale):
+        thread = made_here(tid)
+        odd = thread >> 2 & 1
+        column = types.int32((thread >> 5) * 16 + (thread >> 2 & 6))
+        row = types.int32(m_block * tile_m + (thread & 3) * 2 + odd)
+        if wide:
+            column += types.int32(64 * w)
+        else:
+            row += types.int32(q_columns * w)
+        for c in range(groups):
+            unroll_full()
+            upper = pair_of(rdQ[0, 2 * c], rdQ[0, 2 * c + 1], odd, scale)
+            lower = pair_of(rdQ[1, 2 * c], rdQ[1, 2 * c + 1], odd, scale)
+            if row + 8 * c < dQ.shape[1]:
+                if column < dQ.shape[3]:
+                    store_pair_global(dQ, (batch, row + 8 * c, head, column), upper)
+                if column + 8 < dQ.shape[3]:
+                    store_pair_global(dQ, (batch, row + 8 * c, head, column + 8), lower)
+
+    return write_queries

@@ -1,0 +1,110 @@
+"""Tile sizes of the Hopper backward kernel, and where things lie in a block's shared memory."""
+
+from typing import NamedTuple
+
+from ..device.hopper.layouts import SwizzledTile
+from ..problem import Problem
+from .spec import padded
+
+LARGEST_HEAD_DIM = 128
+"""Up to here dK and dV of 64 keys fit into the registers of a warpgroup."""
+
+
+class HopperBackwardTiles(NamedTuple):
+    """How a block of one producer and two consumer warpgroups of 64 keys each works.
+
+    Attributes
+    ----------
+    depth, depth_v : int
+        head_dim and head_dim_v padded to 64 or 128; the copy engine fills in zeros.
+    tile_m : int
+        Queries of a tile, a multiple of 16.
+    stages : int
+        Q tiles, and dO tiles, that may be in shared memory.
+    """
+
+    depth: int
+    depth_v: int
+    tile_m: int = 64
+    stages: int = 2
+
+    warpgroups, tile_n, threads, panel = 2, 128, 384, 64
+
+    @property
+    def k_tile(self) -> SwizzledTile:
+        """A consumer's part of K, and of dK."""
+        return SwizzledTile(64, self.depth)
+
+    @property
+    def v_tile(self) -> SwizzledTile:
+        """A consumer's part of V, and of dV."""
+        return SwizzledTile(64, self.depth_v)
+
+    @property
+    def q_tile(self) -> SwizzledTile:
+        """One stage of Q."""
+        return SwizzledTile(self.tile_m, self.depth)
+
+    @property
+    def do_tile(self) -> SwizzledTile:
+        """One stage of dO."""
+        return SwizzledTile(self.tile_m, self.depth_v)
+
+    @property
+    def ds_tile(self) -> SwizzledTile:
+        """dS: rows are queries, a panel is a consumer's keys."""
+        return SwizzledTile(self.tile_m, self.tile_n)
+
+    @property
+    def q_columns(self) -> int:
+        """Queries of a consumer's part of dQ transposed; 64 columns of Q are its rows.
+
+        With 128 columns each consumer has half of them, with 64 half of the queries.
+        """
+        return self.tile_m if self.depth == 128 else self.tile_m // 2
+
+    @property
+    def offsets(self) -> tuple[int, int, int, int, int]:
+        """Where V, Q, dO, dS and the rows' numbers begin, in 16-bit elements; K begins at 0."""
+        v_at = 2 * self.k_tile.size
+        q_at = v_at + 2 * self.v_tile.size
+        do_at = q_at + self.stages * self.q_tile.size
+        ds_at = do_at + self.stages * self.do_tile.size
+        return v_at, q_at, do_at, ds_at, ds_at + 2 * self.ds_tile.size
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return 2 * self.offsets[-1] + 4 * self.stages * 2 * self.tile_m
+
+    @property
+    def barriers(self) -> dict[str, int]:
+        """The first barrier of each kind: a tile "is here", or we are "done" with it."""
+        stages = self.stages
+        return {
+            "k": 0,
+            "v": 1,
+            "q": 2,
+            "do": 2 + stages,
+            "q done": 2 + 2 * stages,
+            "do done": 2 + 3 * stages,
+        }
+
+
+def fits(problem: Problem) -> bool:
+    """Whether the Hopper backward kernel is for this problem."""
+    return max(problem.head_dim, problem.head_dim_v) <= LARGEST_HEAD_DIM
+
+
+def hopper_backward_tiles(problem: Problem) -> HopperBackwardTiles:
+    """The tiles of the backward kernel for a problem that fits."""
+    depth, depth_v = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
+    widest = max(depth, depth_v)
+    if (
+        problem.dropout_p > 0 or problem.score_mods or problem.softmax_scale <= 0
+    ):  # their registers want smaller tiles
+        return HopperBackwardTiles(depth, depth_v, 32 if widest == 128 else 64)
+    masked = problem.visibility is not None or problem.block_mask is not None
+    if widest == 128:
+        return HopperBackwardTiles(depth, depth_v, 64 if masked else 80)
+    return HopperBackwardTiles(depth, depth_v, 128 if masked else 96)

@@ -1,0 +1,89 @@
+"""The story of dQ: blocks add their parts in turn, so that the sum has the same bits each time.
+
+Key tiles add to a query tile's part of dQ in ascending order. One warp of the producer's
+warpgroup, the *keeper*, waits for a block's turn and passes it on, so that consumers neither poll
+global memory nor wait until what they added has arrived there. Blocks take key tiles in ascending
+order too, in the order in which they start: a block waits only for such as have started, and by the
+time it starts most of those are ahead.
+"""
+
+from functools import cache
+
+from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
+from ..device.hopper.warpgroups import make_meeting
+from ..device.numba_cuda import cuda, room, types
+from ..device.ptx import load_acquire, store_release
+from ..device.unroll import unroll_none
+from .hopper_backward_producer import BATCH, HEAD, M_BLOCK, TURN
+from .hopper_backward_tiles import HopperBackwardTiles
+from .hopper_producer import make_next_stage
+
+ADDED, MAY_ADD = 2, 3
+"""Named barriers: both consumers have added to dQ; a consumer may (plus its number)."""
+KEEPERS = 32
+wait_until_added, say_added = make_meeting(ADDED, 256 + KEEPERS)
+wait_for_first, let_first = make_meeting(MAY_ADD, 128 + KEEPERS)
+wait_for_second, let_second = make_meeting(MAY_ADD + 1, 128 + KEEPERS)
+
+
+@room
+def take_ticket(Ticket):
+    """How many blocks have started before this one, asked by one thread."""
+    return cuda.atomic.add(Ticket, 0, 1)
+
+
+@cache
+def make_keep_turns(tiles: HopperBackwardTiles):
+    """Room ``keep_turns(sSteps, sBlock, bars, Turns, lane)`` of the keeper's 32 threads.
+
+    `Turns` (batch, num_heads, query tiles) int32, zero at the launch, says how many key tiles have
+    added to each part of dQ.
+    """
+    q_here, q_done = tiles.barriers["q"], tiles.barriers["q done"]
+    next_stage = make_next_stage(tiles.stages)
+
+    @room
+    def keep_turns(sSteps, sBlock, bars, Turns, lane):
+        stage = phase = types.int32(0)
+        barrier_wait(bars, q_here, 0)
+        batch, m_block = sBlock[BATCH], sSteps[0, M_BLOCK]
+        while m_block >= 0:
+            unroll_none()
+            head, turn = sSteps[stage, HEAD], sSteps[stage, TURN]
+            cuda.syncwarp()
+            if lane == 0:
+                barrier_arrive(bars, q_done + stage)
+                while load_acquire(Turns, (batch, head, m_block)) != turn:
+                    pass
+            cuda.syncwarp()
+            let_first()
+            let_second()
+            wait_until_added()
+            if lane == 0:
+                store_release(Turns, (batch, head, m_block), turn + 1)
+            cuda.syncwarp()
+            stage, phase = next_stage(stage, phase)
+            barrier_wait(bars, q_here + stage, phase)
+            m_block = sSteps[stage, M_BLOCK]
+
+    return keep_turns
+
+
+@cache
+def make_take_turns(ordered: bool):
+    """Rooms ``begin_turn(w)`` and ``end_turn()`` around consumer `w`'s additions."""
+
+    @room
+    def begin_turn(w):
+        if ordered:
+            if w == 0:
+                wait_for_first()
+            else:
+                wait_for_second()
+
+    @room
+    def end_turn():
+        if ordered:
+            say_added()
+
+    return begin_turn, end_turn

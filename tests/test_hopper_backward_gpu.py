@@ -1,0 +1,105 @@
+"""The Hopper rung's backward on a GPU against whole-matrix attention in float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from flash_numba.kernels import hopper, hopper_backward
+from flash_numba.kernels.hopper_backward_tiles import hopper_backward_tiles
+
+torch = pytest.importorskip("torch")
+from dense import attention  # noqa: E402
+from test_flash2_gpu import changes, gradient_tolerance, make, name, space_of  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def on_hopper():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs compute capability 9.x")
+
+
+def cases():
+    """(batch, heads, kv heads, N, M, head_dim, head_dim_v, dtype, options)."""
+    for n, m, d in itertools.product((1, 80, 193, 257), (1, 128, 333), (64, 128)):
+        yield 2, 3, 1, n, m, d, d, "fp16", {"causal": (n + m) % 2 == 0}
+    depths = (8, 8), (40, 40), (96, 96), (64, 128), (128, 64), (72, 16), (160, 128), (256, 256)
+    for (d, dv), dtype in itertools.product(depths, ("fp16", "bf16")):
+        yield 1, 4, 2, 157, 400, d, dv, dtype, {"causal": True}
+    for window in ((0, 0), (17, None), (None, 5), (64, 3)):
+        yield 2, 2, 2, 203, 457, 64, 64, "bf16", {"window": window}
+        yield 2, 2, 2, 457, 203, 128, 128, "fp16", {"window": window, "causal": True}
+    for lengths, d in itertools.product(([0, 203], [1, 64], [65, 128]), (64, 128)):
+        options = {"key_lengths": np.array(lengths), "causal": d == 128}
+        yield 2, 2, 1, 213, 203, d, d, "bf16", options
+    for scale in (0.0, -0.5, 3.0, 1e-35):
+        yield 1, 1, 1, 65, 65, 64, 64, "fp16", {"softmax_scale": scale}
+    yield 2, 4, 1, 130, 203, 64, 64, "fp16", {"dropout_p": 0.3, "seed": 2**40 + 7, "causal": True}
+    yield 1, 2, 1, 130, 203, 128, 128, "bf16", {"dropout_p": 0.9, "seed": 3}
+    yield 3, 50, 25, 300, 300, 64, 64, "fp16", {"causal": True}  # heads by groups, the last short
+
+
+def backward(problem, q, k, v, dout, dlse=None, **how):
+    """Through the rung's own entry, or with given tiles or order."""
+    stream = torch.cuda.current_stream().cuda_stream
+    out = torch.full((*q.shape[:3], v.shape[-1]), torch.nan, dtype=q.dtype, device=q.device)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan, device=q.device)
+    hopper.forward(problem, q, k, v, out, lse, stream)
+    grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    memory = space_of(hopper_backward.workspace(problem))
+    given = problem, q, k, v, out, lse, dout, *grads, memory, dlse, stream
+    if how:
+        hopper_backward.backward_with(hopper_backward_tiles(problem), how["ordered"], *given)
+    else:
+        hopper_backward.backward(*given)
+    return grads
+
+
+def check(problem, q, k, v, dout, dlse=None, **how):
+    """P and dS are rounded to the element type before they are summed, O before delta is."""
+    want = attention(problem, q, k, v, dout, dlse)
+    for batch in range(problem.batch):
+        k[batch, problem.key_length(batch) :] = torch.nan
+        v[batch, problem.key_length(batch) :] = torch.nan
+    grads = backward(problem, q, k, v, dout, dlse, **how)
+    for letter, got, exact in zip("qkv", grads, (want.dq, want.dk, want.dv), strict=True):
+        assert not got.isnan().any(), f"d{letter} has NaN"
+        error = float((got.double() - exact).abs().max())
+        tolerance = gradient_tolerance(problem, exact, q, k.nan_to_num())
+        assert error <= tolerance, f"d{letter}: {error}"
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=name)
+def test_backward(case):
+    check(*make(case))
+
+
+@pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    ("n", "m", "d", "dtype"), [(213, 403, 64, "fp16"), (257, 130, 128, "bf16")]
+)
+def test_backward_with_changes(change, n, m, d, dtype):
+    check(*make((2, 4, 2, n, m, d, d, dtype, change(2, 4, n, m))))
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_sums_that_are_added_as_they_come(d):
+    check(*make((2, 3, 3, 700, 700, d, d, "bf16", {"causal": True})), ordered=False)
+
+
+def test_strides_and_the_gradient_of_lse():
+    problem, q, k, v, dout = make((2, 3, 3, 130, 150, 64, 64, "fp16", {"causal": True}))
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    check(problem, turned, k, v, dout, torch.randn(2, 3, 130, device="cuda"))
+    check(problem, q, k, v, dout[:, :1, :1, :1].expand_as(dout))  # tensor_core's
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(64, "fp16"), (128, "bf16")])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_same_bits_every_time(d, dtype, causal):
+    problem, *tensors = make((1, 20, 4, 1500, 1500, d, d, dtype, {"causal": causal}))
+    first = backward(problem, *tensors)
+    for _ in range(30):
+        assert all(map(torch.equal, first, backward(problem, *tensors)))

@@ -1,0 +1,163 @@
+"""The Hopper backward kernels' own source, run thread by thread on a CPU, against float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("greenlet")
+
+from test_tensor_core_threads import stripes
+from traced_attention import blank, check, extra, random_problem, run, stored
+from traced_attention import truth as exact
+
+from flash_numba import masks, tiling
+from flash_numba.device.hopper.tensor_map import TensorMap
+from flash_numba.kernels import hopper, hopper_backward
+from flash_numba.kernels.hopper_backward_rows import THREADS, make_prepare, make_round
+from flash_numba.kernels.hopper_backward_tiles import HopperBackwardTiles
+from flash_numba.kernels.spec import padded
+from flash_numba.problem import Problem
+from simulator import theory
+from simulator.run import simulate
+
+
+def backward(
+    problem, q, k, v, dout, truth, ordered=True, turned=False, count=False, **options: Any
+):
+    """dQ, dK and dV from the exact O and lse, rounded."""
+    depths = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
+    tiles = HopperBackwardTiles(*depths, **{"tile_m": 16} | options)
+    heads, m_blocks = (
+        problem.batch * problem.num_heads,
+        tiling.ceil_div(problem.seqlen_q, tiles.tile_m),
+    )
+    blocks = heads * m_blocks
+    lse, out = truth.lse.numpy().astype(np.float32), truth.out.numpy().astype(q.dtype)
+    rows = blank((blocks, 2 * tiles.tile_m))
+    sums = blank((blocks, tiles.tile_m * tiles.depth))
+    reports = []
+
+    def launch(kernel, blocks, threads, shared_bytes, given):
+        order = tuple(reversed(range(threads))) if turned else None
+        reports.append(run(kernel, blocks, threads, shared_bytes, given, order, count))
+
+    gradients = {name: blank(x.shape, q.dtype) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+    dq = stored(gradients["dq"])
+    kernel = make_prepare(problem.dtype, problem.head_dim_v, tiles, True, False, ordered)
+    launch(kernel, blocks, THREADS, 0, (stored(out), stored(dout), lse, (), rows, sums, (dq,)))
+
+    turns = np.zeros((problem.batch, problem.num_heads, m_blocks), np.int32)
+    ticket = np.zeros(1, np.int32)
+    boxes = (q, tiles.tile_m), (dout, tiles.tile_m), (k, 64), (v, 64)
+    boxes += (gradients["dk"], 64), (gradients["dv"], 64)
+    maps = [TensorMap(stored(x), count, 64) for x, count in boxes]
+    scale_first, scale, factor = hopper.factors(problem)
+    sizes = problem.batch, problem.num_heads, problem.num_kv_heads, problem.group
+    sizes += problem.seqlen_q, problem.seqlen_k, 2
+    spec = hopper_backward.backward_spec(problem)
+    kernel = hopper_backward.make_backward(spec, tiles, scale_first, ordered=ordered)
+    key_blocks = tiling.ceil_div(problem.seqlen_k, 128) * problem.batch * problem.num_kv_heads
+    numbers = np.float32(scale), np.float32(factor)
+    given = *maps, rows, sums, dq, turns, ticket, sizes, *numbers, *extra(problem)
+    launch(kernel, key_blocks, tiles.threads, tiles.shared_bytes, given)
+    if not ordered:
+        launch(make_round(problem.dtype, tiles), blocks, THREADS, 0, (sums, dq, np.float32(scale)))
+    return gradients, [report for report in reports if report]
+
+
+def check_gradients(problem, q, k, v, dout, **options):
+    truth = exact(problem, q, k, v, dout)
+    for batch in range(problem.batch):
+        k[batch, problem.key_length(batch) :] = np.nan
+        v[batch, problem.key_length(batch) :] = np.nan
+    found, reports = backward(problem, q, k, v, dout, truth, **options)
+    check(problem, found, truth)
+    return found, reports
+
+
+SIZES: dict[str, Any] = {"seqlen_q": 40, "seqlen_k": 140, "head_dim": 64, "dtype": "fp16"}
+CASES = {
+    "full": SIZES,
+    "causal-gqa": SIZES | {"causal": True, "num_heads": 2, "num_kv_heads": 1},
+    "causal-more-queries": SIZES | {"seqlen_q": 70, "seqlen_k": 30, "causal": True},
+    "window-lengths": SIZES
+    | {"batch": 2, "seqlen_q": 20, "window": (9, 3), "key_lengths": np.array([0, 137])},
+    "one-tile": SIZES | {"seqlen_q": 5, "seqlen_k": 3},
+    "wide-bf16": SIZES | {"head_dim": 128, "dtype": "bf16", "causal": True},
+    "wider-v": SIZES | {"seqlen_q": 20, "seqlen_k": 40, "head_dim": 40, "head_dim_v": 128},
+    "narrower-v": SIZES | {"seqlen_q": 20, "seqlen_k": 40, "head_dim": 96, "head_dim_v": 64},
+    "negative-scale": SIZES | {"seqlen_q": 20, "seqlen_k": 40, "softmax_scale": -0.7},
+    "three-tiles": SIZES | {"seqlen_q": 16, "seqlen_k": 270, "head_dim": 16},
+    "dropout": SIZES | {"seqlen_q": 20, "seqlen_k": 40, "dropout_p": 0.4, "seed": 2**33 + 5},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_backward(name):
+    """With every check on: races, phases of barriers, registers of products that run."""
+    check_gradients(*random_problem(**CASES[name]))
+
+
+def test_sums_that_are_added_as_they_come():
+    check_gradients(*random_problem(**CASES["causal-gqa"]), ordered=False)
+
+
+def test_score_changes_and_block_list():
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal((1, 1, 20, 150)).astype(np.float32)
+    changes = masks.softcap(2.0), masks.bias(bias), masks.alibi(np.full((1, 1), 0.1), 13)
+    listed = tiling.BlockMask.from_mask(masks.Mask("s", stripes), Problem(20, 150, 64), 16, 128)
+    sizes = SIZES | {"seqlen_q": 20, "seqlen_k": 150}
+    check_gradients(*random_problem(**sizes, score_mods=changes, block_mask=listed))
+
+
+def test_queries_and_keys_that_do_not_exist_add_nothing():
+    """Behind either end weights are 0, whatever a bias makes of the last scores."""
+    bias = np.zeros((1, 1, 20, 50), np.float32)
+    bias[:, :, -1] = 1000
+    sizes = SIZES | {"seqlen_q": 20, "seqlen_k": 50}
+    check_gradients(*random_problem(**sizes, score_mods=(masks.bias(bias),)))
+
+
+def test_in_another_order_of_threads_the_bits_are_the_same():
+    given = random_problem(**SIZES | {"seqlen_q": 20, "causal": True})
+    first, _ = check_gradients(*given)
+    again, _ = check_gradients(*given, turned=True)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", ["causal-gqa", "wider-v", "three-tiles"])
+def test_global_memory_traffic_is_what_the_simulator_counts(name):
+    """Tensor by tensor, less the passes before and after, which are kernels of their own."""
+    problem, q, k, v, dout = random_problem(**CASES[name])
+    _, (_, report) = check_gradients(problem, q, k, v, dout, count=True)
+    sizes = {"tile_m": 16, "tile_n": 128, "direction": "backward"}
+    counts = simulate("flash2", problem, head=None, **sizes).counts
+    assert counts == theory.counts("flash2", problem, **sizes, all_heads=True)
+    rows = problem.batch * problem.num_heads * problem.seqlen_q
+
+    def moved(operation, array, traffic, size):
+        return report.count("global", operation, array, traffic=traffic).bytes // size
+
+    assert moved("load", "q_map[0]", "bulk", 2) == counts.reads["Q"]
+    by_delta_pass = rows * problem.head_dim_v
+    assert moved("load", "do_map[0]", "bulk", 2) == counts.reads["dO"] - by_delta_pass
+    for tensor in "KV":
+        assert moved("load", f"{tensor.lower()}_map[0]", "bulk", 2) == counts.reads[tensor]
+        stored = moved("store", f"d{tensor.lower()}_map[0]", "bulk", 2)
+        assert stored == counts.writes[f"d{tensor}"]
+    # Of the key tiles that a query tile visits the first one puts its part of dQ, the others add
+    # theirs, and the last one takes the sum and writes dQ: whole tiles but for that.
+    visits = np.concatenate(
+        [
+            np.count_nonzero(tiling.Schedule(problem, 16, 128, batch, head).kinds(), axis=1)
+            for batch, head in np.ndindex(problem.batch, problem.num_heads)
+        ]
+    )
+    size = 16 * padded(problem.head_dim, 64)
+    assert moved("store", "Sums", "", 4) == size * np.count_nonzero(visits > 1)
+    assert moved("atomic", "Sums", "", 4) == size * np.maximum(visits - 2, 0).sum()
+    assert moved("load", "Sums", "", 4) == size * np.count_nonzero(visits > 1)
+    assert moved("store", "dQ", "", 2) == rows * problem.head_dim
