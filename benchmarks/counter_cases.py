@@ -69,12 +69,15 @@ FULL = _sizes(256, 128, 64, 32)
 CAUSAL = _sizes(256, 256, 64, 16, causal=True)
 TAILS = _sizes(104, 150, 64, 8, num_kv_heads=4, causal=True)
 SHORT = _sizes(64, 128, 64, 2, num_kv_heads=1, causal=True)
+EVEN = _sizes(128, 128, 64, 2, num_kv_heads=1, causal=True)
 LARGE = _sizes(1024, 1024, 64, 16)
 HALF = {"dtype": "fp16"}
 CASES = [
     Case("standard", "forward", "full", FULL),
     Case("standard", "backward", "tails-gqa", TAILS),
+    Case("standard", "backward", "short", SHORT),
     Case("flash1", "forward", "full", FULL, False),
+    Case("flash1", "forward", "short", SHORT),
     Case("flash1", "forward", "half", FULL | HALF),
     Case("flash1", "forward", "tails-gqa", TAILS),
     Case("flash1", "backward", "short", SHORT),
@@ -86,7 +89,8 @@ CASES = [
     Case("flash2", "backward", "short", SHORT),
     Case("tensor_core", "forward", "full", FULL | HALF),
     Case("tensor_core", "forward", "tails-gqa", TAILS | HALF),
-    Case("tensor_core", "backward", "short", SHORT | HALF),
+    Case("tensor_core", "backward", "short", SHORT | HALF, False),
+    Case("tensor_core", "backward", "even", EVEN | HALF),
     Case("hopper", "forward", "short", SHORT | HALF),
     Case("hopper", "forward", "large", LARGE | HALF, False),
     Case("tensor_core", "forward", "large", LARGE | HALF, False),
