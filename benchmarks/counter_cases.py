@@ -69,16 +69,19 @@ FULL = _sizes(256, 128, 64, 32)
 CAUSAL = _sizes(256, 256, 64, 16, causal=True)
 TAILS = _sizes(104, 150, 64, 8, num_kv_heads=4, causal=True)
 SHORT = _sizes(64, 128, 64, 2, num_kv_heads=1, causal=True)
+ODD = _sizes(40, 50, 64, 2, num_kv_heads=1, causal=True)
 EVEN = _sizes(128, 128, 64, 2, num_kv_heads=1, causal=True)
 LARGE = _sizes(1024, 1024, 64, 16)
 HALF = {"dtype": "fp16"}
 CASES = [
     Case("standard", "forward", "full", FULL),
-    Case("standard", "backward", "tails-gqa", TAILS),
+    Case("standard", "backward", "tails-gqa", TAILS, False),
+    Case("standard", "backward", "odd", ODD),
     Case("standard", "backward", "short", SHORT),
     Case("flash1", "forward", "full", FULL, False),
     Case("flash1", "forward", "short", SHORT),
-    Case("flash1", "forward", "half", FULL | HALF),
+    Case("flash1", "forward", "half", FULL | HALF, False),
+    Case("flash1", "forward", "short-half", SHORT | HALF),
     Case("flash1", "forward", "tails-gqa", TAILS),
     Case("flash1", "backward", "short", SHORT),
     Case("flash2", "forward", "full", FULL),

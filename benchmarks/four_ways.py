@@ -123,9 +123,12 @@ def sectors(reports: list[Report]) -> tuple[int, int]:
 
 
 def measured(case: str, bulk: bool) -> tuple[int, int] | None:
-    """The same by Nsight Compute; None where bulk copies were not counted."""
+    """The same by Nsight Compute; None where it, or its bulk copies, were not counted."""
     reads = writes = 0
-    for launch in json.loads(COUNTERS.read_text())["cases"][case]["launches"]:
+    counted = json.loads(COUNTERS.read_text())["cases"].get(case)
+    if counted is None:
+        return None
+    for launch in counted["launches"]:
         counters = launch["counters"]
         if bulk and not {BULK_LOADS, BULK_STORES} <= counters.keys():
             return None

@@ -7,6 +7,7 @@ counts it again.
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ greenlet = pytest.importorskip("greenlet")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import four_ways  # noqa: E402
 from counter_cases import CASES, case_named, launches, traced  # noqa: E402
 
+from flash_numba import ladder  # noqa: E402
 from flash_numba.problem import DTYPES, Problem  # noqa: E402
 from simulator.run import simulate  # noqa: E402
 from simulator.threads.views import beside_hardware  # noqa: E402
@@ -88,9 +91,14 @@ TWICE = {"row_dots"}
 same sectors."""
 
 
-def predicted(launch) -> dict[str, int]:
+@cache
+def reports_of(name: str) -> list:
+    """What the runner says of each launch of a case."""
+    return [traced(launch) for launch in launches(case_named(name))]
+
+
+def predicted(launch, report) -> dict[str, int]:
     """The runner's numbers, with loads of `MERGED` arrays merged."""
-    report = traced(launch)
     found = report.hardware()
     for merged in MERGED.get(launch.name, ()):
         entries = [
@@ -124,8 +132,9 @@ def test_predicted_equals_measured(name):
     if measured is None or measured["problem"] != case.problem:
         pytest.skip(f"{name} was not counted yet")
     changed = []
-    for launch, found in zip(launches(case), measured["launches"], strict=True):
-        wrong = differences(launch, found, case.problem)
+    together = zip(launches(case), measured["launches"], reports_of(name), strict=True)
+    for launch, found, report in together:
+        wrong = differences(launch, found, case.problem, report)
         if wrong and traced(launch, blocks=()).fingerprint != found["fingerprint"]:
             changed.append(launch.name)
         else:
@@ -134,7 +143,7 @@ def test_predicted_equals_measured(name):
         pytest.skip(f"changed since they were counted: {', '.join(changed)}")
 
 
-def differences(launch, found, problem) -> dict:
+def differences(launch, found, problem, report) -> dict:
     """Predictions that a launch misses by more than what is allowed, and the counters."""
     counters = found["counters"]
     sizes = {"blocks": launch.blocks, "threads": launch.threads, "shared": launch.shared_bytes}
@@ -142,7 +151,7 @@ def differences(launch, found, problem) -> dict:
     if sizes != was:
         return {"launch": (sizes, was)}
     wrong = {}
-    for metric, value in predicted(launch).items():
+    for metric, value in predicted(launch, report).items():
         below, above = allowed(metric, launch, problem, counters)
         if metric == f"{SHARED_INSTRUCTIONS}ld.sum":
             more = counters[metric] - value
@@ -156,13 +165,16 @@ def differences(launch, found, problem) -> dict:
 def test_products_are_the_multiplications_and_additions_of_the_source():
     """The S kernel of the standard rung does little else: one FFMA for each of both."""
     case = case_named("standard-forward-full")
-    launch, found = fresh(case, 0)
+    _, found = fresh(case, 0)
     problem = case.problem
     pairs = problem["num_heads"] * problem["seqlen_q"] * problem["seqlen_k"]
     fused = found["counters"]["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"]
     assert fused == pairs * problem["head_dim"]
-    assert traced(launch).total_flops["add"] == fused
+    assert reports_of(case.name)[0].total_flops["add"] == fused
 
+
+BORROWED = {("hopper", "backward")}
+"""Passes that a rung has from another one."""
 
 COMPULSORY = {
     ("flash1-forward-large", "flash1_forward"): "q k v",
@@ -200,18 +212,51 @@ def test_dram_reads_each_tensor_once_and_l2_serves_the_rest(name, kernel):
         assert 32 * found["lts__t_sectors_srcunit_tex_op_read.sum"] >= asked
 
 
+def test_the_table_of_four_ways_is_made_of_code_and_counters():
+    text = four_ways.DOCUMENT.read_text()
+    assert "\n".join(["", *four_ways.table(reports_of), ""]) in text
+    rungs = [(case.rung, case.direction) for case in (case_named(r.case) for r in four_ways.ROWS)]
+    with_kernels = [rung for rung in ladder.RUNGS if rung.modules]
+    own = [(rung.name, way) for rung in with_kernels for way in ("forward", "backward")]
+    assert set(rungs) == {one for one in own if one not in BORROWED}
+    for row in four_ways.ROWS:
+        (simulated, form), written = four_ways.by_simulator(row)
+        threads = four_ways.by_threads(reports_of(row.case), row.skip)
+        assert simulated == form == threads[0], row.case
+        assert written == [threads[1]] * 2, row.case
+
+
+@pytest.mark.parametrize("row", four_ways.ROWS, ids=lambda row: row.case)
+def test_sectors_of_four_ways_are_those_of_the_hardware(row):
+    """Without exception: only kernels of `TWICE` ask for sectors twice, and where threads wait."""
+    reports, counted = reports_of(row.case), MEASURED["cases"].get(row.case)
+    bulk = any(report.count("global", traffic="bulk").lanes for report in reports)
+    theirs = four_ways.measured(row.case, bulk)
+    if theirs is None:
+        pytest.skip(f"{row.case} was not counted yet")
+    together = zip(launches(case_named(row.case)), reports, counted["launches"], strict=True)
+    twice = 0
+    for launch, report, found in together:
+        if report.fingerprint != found["fingerprint"]:
+            pytest.skip(f"{launch.name} has changed since it was counted")
+        if launch.name in TWICE:
+            twice += report.hardware()[f"{GLOBAL}ld.sum"]
+    reads, writes = four_ways.sectors(reports)
+    assert theirs == (reads + twice, writes)
+
+
 def test_cases_hand_tensor_maps_over_host_memory():
     """Tiles move by the copy engine; lse alone is stored by threads."""
     case = case_named("hopper-forward-short")
-    (launch,) = launches(case)
-    sectors = {name: count for name, count in traced(launch).hardware().items() if GLOBAL in name}
+    (report,) = reports_of(case.name)
+    sectors = {name: count for name, count in report.hardware().items() if GLOBAL in name}
     rows = case.problem["seqlen_q"] * case.problem["num_heads"]
     assert sectors == {f"{GLOBAL}ld.sum": 0, f"{GLOBAL}st.sum": rows * 4 // 32}
 
 
 def test_report_shows_measured_beside_predicted():
-    launch, found = fresh(case_named("standard-forward-full"), 1)
-    report = traced(launch)
+    _, found = fresh(case_named("standard-forward-full"), 1)
+    report = reports_of("standard-forward-full")[1]
     counters = found["counters"] | {f"{SHARED_INSTRUCTIONS}ld.sum": 7}
     rows = list(zip(*(one.cells for one in beside_hardware(report, counters).columns), strict=True))
     assert len(rows) == len(report.hardware())
