@@ -231,10 +231,8 @@ class Launch:
         lanes = np.tile(np.minimum(32, threads - np.arange(0, threads, 32)), len(blocks))
         places = [0] * threads * len(blocks)
         if self.races:
-            self.races.block_number = number
-            self.races.fenced = self.functions.fenced
-            if self.races.proxies is not None:
-                self.races.proxies.begin()
+            self.races.blocks.fenced = self.functions.fenced
+            self.races.begin()
 
         def at_barrier(members, segments):
             if not runtime.counting:
@@ -246,7 +244,7 @@ class Launch:
                     self.phases.append(phase(number, words, segments, sites, self.arrays))
                 counter.add(group(words, members, segments, places), lanes)
                 if self.races:
-                    self.races.check(words, segments, ended=not team.alive)
+                    self.races.check(words, segments, number, ended=not team.alive)
             places[:] = [thread.place for thread in members]
 
         team = Team(runtime, blocks, at_barrier, self.functions.lines, self.order)

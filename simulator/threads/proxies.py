@@ -8,8 +8,12 @@ the copy engine itself wrote needs none.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from .cells import Accesses, Cells
+from .errors import Finding, KernelError
 from .log import LOAD, STORE
 from .thread import Thread
 
@@ -22,16 +26,15 @@ class ProxyFinder:
 
     Parameters
     ----------
-    cells : int
-        Elements of all memories.
-    is_shared : bool array (cells)
+    cells : Cells
     """
 
-    def __init__(self, cells: int, is_shared: np.ndarray):
-        self.is_shared = is_shared
-        self._actor = np.full(cells, -1)
-        self._moment, self._code = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
-        self._thread: list[Thread | None] = [None] * cells
+    def __init__(self, cells: Cells):
+        count = cells.count
+        self.is_shared = ~cells.is_global[cells.memory_of(np.arange(count))]
+        self._actor = np.full(count, -1)
+        self._moment, self._code = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._thread: list[Thread | None] = [None] * count
 
     def begin(self) -> None:
         """Other blocks begin."""
@@ -42,7 +45,7 @@ class ProxyFinder:
 
         Parameters
         ----------
-        found : races.Accesses
+        found : Accesses
             Since the last barrier.
         segments : list of Segment
         sites : list of Site
@@ -98,3 +101,23 @@ class ProxyFinder:
         self._code[cell] = code
         for one, segment in zip(cell.tolist(), found.segment[writes].tolist(), strict=True):
             self._thread[one] = segments[segment].thread
+
+
+def check_proxies(cells: Cells, proxies: ProxyFinder, found: Accesses, segments) -> None:
+    """Report a read through the async proxy of what no fence made visible to it."""
+    runtime = cells.runtime
+    late = proxies.check(found, segments, runtime.log.sites, runtime.order.fenced())
+    if late is None:
+        return
+    code, writer, read = late
+    reader = segments[found.segment[read]].thread
+    site: Any = runtime.log.sites[found.code[read]]
+    who = {"bulk": "a bulk copy", "wgmma": "a wgmma product"}[site.traffic]
+    text = (
+        f"thread {writer.number} writes {cells.element(int(found.cell[read]))} and {who} of "
+        f"thread {reader.number} reads it on a way of its own, which may still see what was "
+        "there before: call fence_async() (fence.proxy.async) after the write, then a barrier "
+        f"(block {reader.block})"
+    )
+    places = (cells.place(code), cells.place(found.code[read]))
+    runtime.report(KernelError(Finding("missing fence", text, places)))

@@ -7,53 +7,15 @@ never ordered. Threads that write equal values to one element are let be.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from .arrays import Memory
-from .errors import Finding, KernelError, Place
-from .log import ATOMIC, CODE_BITS, LOAD, NOWHERE, STORE
+from .block_races import BlockRaces, check_leaving
+from .cells import READ, UPDATE, VERBS, WRITE, Accesses, Cells
+from .errors import Finding, KernelError
 from .order import Groups
-from .proxies import ProxyFinder
+from .proxies import ProxyFinder, check_proxies
 from .runtime import Runtime
-
-WRITE, READ, UPDATE = 0, 1, 2
-_OPERATIONS = {STORE: WRITE, LOAD: READ, ATOMIC: UPDATE}
-_VERBS = {WRITE: "writes", READ: "reads", UPDATE: "updates"}
-
-
-def _kind(site) -> int:
-    """What an access is to others; one that orders them is like an atomic one."""
-    if site is None:
-        return -1
-    return UPDATE if site.traffic in ("acquire", "release") else _OPERATIONS[site.operation]
-
-
-class Accesses(NamedTuple):
-    """Accesses of single elements, one entry each.
-
-    Attributes
-    ----------
-    cell : int array
-        Number of the element.
-    kind, code : int array
-        WRITE, READ or UPDATE; the log's code.
-    segment : int array
-        Number of the segment in which it was logged.
-    value, offset : int array
-        Where a value written is in the list of stored ones, and which of a vector.
-    at : int array
-        Place in the log.
-    """
-
-    cell: np.ndarray
-    kind: np.ndarray
-    code: np.ndarray
-    segment: np.ndarray
-    value: np.ndarray
-    offset: np.ndarray
-    at: np.ndarray
 
 
 def _neighbours(kind, begins, first, other):
@@ -90,36 +52,31 @@ class RaceFinder:
     """Shadow memory of a launch."""
 
     def __init__(self, runtime: Runtime, memories: list[Memory], threads: int):
-        self.runtime, self.memories, self._threads = runtime, memories, threads
-        self.fenced = False
-        self._first_cell = np.cumsum([0] + [len(m.data) // m.granule + 1 for m in memories])
-        self._order = np.argsort([m.base for m in memories])
-        self._bases = np.array([m.base for m in memories])
-        self._granules = np.array([m.granule for m in memories])
+        self.runtime, self._threads = runtime, threads
+        self.cells = Cells(runtime, memories)
+        self.blocks = BlockRaces(self.cells)
         self.proxies: ProxyFinder | None = None
-        self._slots = np.array(
-            [m.twins.index(m) if m.twins else -1 for m in memories] or [-1], np.int64
-        )
-        self._is_global = np.array([m.space == "global" for m in memories])
-        cells = int(self._first_cell[-1])
-        self._stamps = np.full((2, cells), -1)
+        self._stamps = np.full((2, self.cells.count), -1)
         self._unit = 0
-        self._block_of = np.full((4, cells), -1, np.int32)
-        self._code_of = np.zeros((4, cells), np.int32)
-        self.block_number = 0
 
     def follow_proxies(self) -> None:
         """Look for missing proxy fences, too."""
-        owner = np.searchsorted(self._first_cell, np.arange(self._first_cell[-1]), "right") - 1
-        self.proxies = ProxyFinder(int(self._first_cell[-1]), ~self._is_global[owner])
+        self.proxies = ProxyFinder(self.cells)
 
-    def check(self, words: np.ndarray, segments, ended: bool = False) -> None:
+    def begin(self) -> None:
+        """Other blocks begin."""
+        if self.proxies is not None:
+            self.proxies.begin()
+
+    def check(self, words: np.ndarray, segments, number: int, ended: bool) -> None:
         """Look at the log since the last barrier.
 
         Parameters
         ----------
         words : int64 array
         segments : list of Segment
+        number : int
+            Of the blocks that run at once.
         ended : bool
             Whether the blocks have ended.
 
@@ -130,83 +87,16 @@ class RaceFinder:
         """
         if not segments:
             return
-        sites = self.runtime.log.sites
-        stores = np.array([bool(site and site.operation == STORE) for site in sites])
-        kinds = np.array([_kind(site) for site in sites])
-        counts = [one.stop - one.start for one in segments]
-        codes = words & ((1 << CODE_BITS) - 1)
-        value = np.cumsum(stores[codes]) - 1
-        which = np.repeat(np.arange(len(segments)), counts)
-        at = np.arange(len(words))
-        real = (kinds[codes] >= 0) & (words >> CODE_BITS != NOWHERE)
-        parts = (one[real] for one in (words >> CODE_BITS, codes, which, value, at))
-        found = self._by_cell(*parts)
-        found = found._replace(kind=kinds[found.code])
+        found = self.cells.accesses(words, segments)
         if self.runtime.order.partial or any(one.carried for one in segments):
             self._ordered(found, segments)
         else:
             self._unordered(found, segments)
-        self._between_blocks(found.cell, found.code, found.kind)
+        self.blocks.check(found, number)
         if self.proxies is not None:
-            self._through_proxies(self.proxies, found, segments)
-        if ended and self._slots.max() > 0:
-            self._leaving(found, segments)
-
-    def _through_proxies(self, proxies: ProxyFinder, found: Accesses, segments) -> None:
-        """Report a read through the async proxy of what no fence made visible to it."""
-        late = proxies.check(found, segments, self.runtime.log.sites, self.runtime.order.fenced())
-        if late is None:
-            return
-        code, writer, read = late
-        reader = segments[found.segment[read]].thread
-        site: Any = self.runtime.log.sites[found.code[read]]
-        who = {"bulk": "a bulk copy", "wgmma": "a wgmma product"}[site.traffic]
-        text = (
-            f"thread {writer.number} writes {self._element(int(found.cell[read]))} and {who} of "
-            f"thread {reader.number} reads it on a way of its own, which may still see what was "
-            "there before: call fence_async() (fence.proxy.async) after the write, then a barrier "
-            f"(block {reader.block})"
-        )
-        places = (self._place(code), self._place(found.code[read]))
-        self.runtime.report(KernelError(Finding("missing fence", text, places)))
-
-    def _leaving(self, found: Accesses, segments) -> None:
-        """Shared memory of another block must be left before that block ends."""
-        memory = np.searchsorted(self._first_cell, found.cell, side="right") - 1
-        slots = self._slots[memory]
-        own: Any = np.array([one.thread.slot for one in segments])
-        table = self.runtime.order.table()
-        foreign = np.flatnonzero((slots >= 0) & (slots != own[found.segment]))
-        pairs = np.stack([found.segment[foreign], slots[foreign]])
-        for number, slot in np.unique(pairs, axis=1).T.tolist():
-            one = segments[number]
-            owners = [t for t in self.runtime.order.threads if t.slot == slot]
-            if all(table[t.last_view, one.actor] >= one.moment for t in owners):
-                continue
-            at = foreign[(pairs == [[number], [slot]]).all(axis=0)][0]
-            verb = _VERBS[int(found.kind[at])]
-            text = (
-                f"thread {one.thread.index} of block {one.thread.block} {verb} "
-                f"{self._element(int(found.cell[at]))} of block {owners[0].block}, which may have "
-                "ended: let the cluster meet before a block returns"
-            )
-            self.runtime.report(KernelError(Finding("race", text, (self._place(found.code[at]),))))
-            return
-
-    def _by_cell(self, address, code, segment, value, at) -> Accesses:
-        """One entry an element: vector accesses are taken apart."""
-        memory = self._order[np.searchsorted(self._bases[self._order], address, side="right") - 1]
-        sizes = np.array([site.size if site else 0 for site in self.runtime.log.sites])
-        granule = self._granules[memory]
-        cell = self._first_cell[memory] + (address - self._bases[memory]) // granule
-        many = np.maximum(sizes[code] // granule, 1)
-        offset = np.zeros(len(cell), np.int64)
-        if not (many == 1).all():
-            repeat = np.repeat(np.arange(len(cell)), many)
-            offset = np.arange(len(repeat)) - np.repeat(np.cumsum(many) - many, many)
-            cell = cell[repeat] + offset
-            code, segment, value, at = (one[repeat] for one in (code, segment, value, at))
-        return Accesses(cell, code, code, segment, value, offset, at)
+            check_proxies(self.cells, self.proxies, found, segments)
+        if ended and self.cells.slots.max() > 0:
+            check_leaving(self.cells, found, segments)
 
     def _unordered(self, found: Accesses, segments) -> None:
         """Every element must have one owner, for nothing orders threads."""
@@ -278,10 +168,10 @@ class RaceFinder:
             segment = segments[found.segment[one]]
             copies = segment.actor != segment.thread.tid
             copy = "an asynchronous copy of " if copies else ""
-            texts.append(f"{copy}thread {segment.thread.number} {_VERBS[kind]}")
+            texts.append(f"{copy}thread {segment.thread.number} {VERBS[kind]}")
         copying = self._under_way(found, segments, a, found.at[b])
         why = "with no barrier in between"
-        places = [self._place(found.code[one]) for one in (a, b)]
+        places = [self.cells.place(found.code[one]) for one in (a, b)]
         if copying:
             why = "while that copy may be under way: commit it, wait for it, then a barrier"
             places.reverse()
@@ -291,7 +181,7 @@ class RaceFinder:
                     places.append(self.runtime.positions[groups.waits][0])
         blocks = dict.fromkeys(segments[found.segment[one]].thread.block for one in (a, b))
         text = (
-            f"{texts[0]} {self._element(int(found.cell[a]))} and {texts[1]} it, {why} "
+            f"{texts[0]} {self.cells.element(int(found.cell[a]))} and {texts[1]} it, {why} "
             f"(block {' and block '.join(map(str, blocks))})"
         )
         kind = "asynchronous copy" if copying else "race"
@@ -306,7 +196,7 @@ class RaceFinder:
     def _by_fence(self, found, segments, a: int, b: int) -> bool:
         """Whether blocks that run at once may be ordered by fences, which are not followed."""
         slots = {segments[found.segment[one]].thread.slot for one in (a, b)}
-        return self.fenced and len(slots) > 1
+        return self.blocks.fenced and len(slots) > 1
 
     def _under_way(self, found, segments, one: int, when: int) -> bool:
         """Whether an access is part of a copy that nobody had waited for by then."""
@@ -319,56 +209,3 @@ class RaceFinder:
     def _value(self, found, one: int):
         value = self.runtime.log.stored[found.value[one]]
         return value[found.offset[one]] if isinstance(value, tuple) else value
-
-    def _place(self, code) -> Place:
-        site: Any = self.runtime.log.sites[code]
-        return site.place
-
-    def _element(self, cell: int) -> str:
-        number = int(np.searchsorted(self._first_cell, cell, side="right")) - 1
-        memory, at = self.memories[number], cell - int(self._first_cell[number])
-        index = [at]
-        if memory.shape and at < np.prod(memory.shape):
-            index = [int(i) for i in np.unravel_index(at, memory.shape)]
-        return f"{memory.space} {memory.name}{index}"
-
-    def _between_blocks(self, cells, codes, kind):
-        """Elements of global memory that several blocks use, at least one of them writing."""
-        memory = np.searchsorted(self._first_cell, cells, side="right") - 1
-        pick = self._is_global[memory]
-        cells, codes, kind = cells[pick], codes[pick], kind[pick]
-        block = self.block_number
-        written, first_read, last_read, updated = range(4)
-        against = {
-            WRITE: (written, first_read, last_read, updated),
-            READ: (written, updated),
-            UPDATE: (written, first_read, last_read),
-        }
-        for one, others in against.items():
-            mine = kind == one
-            at = cells[mine]
-            for other in others if not self.fenced else ():
-                known = self._block_of[other, at]
-                clash = np.flatnonzero((known >= 0) & (known != block))
-                if len(clash):
-                    self._report_blocks(at[clash[0]], codes[mine][clash[0]], one, other)
-        self._remember(cells, codes, kind, block)
-
-    def _remember(self, cells, codes, kind, block):
-        for row, one in ((0, WRITE), (2, READ), (3, UPDATE)):
-            at = cells[kind == one]
-            if row == 2:
-                fresh = self._block_of[1, at] < 0
-                self._block_of[1, at[fresh]] = block
-                self._code_of[1, at[fresh]] = codes[kind == one][fresh]
-            self._block_of[row, at] = block
-            self._code_of[row, at] = codes[kind == one]
-
-    def _report_blocks(self, cell, code, mine, other):
-        theirs = (WRITE, READ, READ, UPDATE)[other]
-        places = (self._place(self._code_of[other, cell]), self._place(code))
-        text = (
-            f"block {self.runtime.block} {_VERBS[mine]} {self._element(int(cell))}, which another "
-            f"block {_VERBS[theirs]}: blocks run in no order"
-        )
-        self.runtime.report(KernelError(Finding("race", text, places)))
