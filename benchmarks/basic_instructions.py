@@ -55,6 +55,14 @@ def numbers(x, y, power, most, product, same):
 
 
 @kernel(THREADS)
+def quick_numbers(x, logarithm, inverse):
+    """Arithmetic of float32 that is nearly right."""
+    i = cuda.grid(1)
+    logarithm[i] = ptx.log2(x[i])
+    inverse[i] = ptx.reciprocal(x[i])
+
+
+@kernel(THREADS)
 def conversions(halves, x, words, wide, narrow, bits, floats):
     """Between types, and between a number and its bits."""
     i = cuda.grid(1)
@@ -161,6 +169,13 @@ def cases() -> dict[str, Case]:
             (x, y),
             tuple(_blank(COUNT, kind) for kind in (f32, f32, f32, u32)),
             COUNT // THREADS,
+        ),
+        "quick_numbers": Case(
+            quick_numbers,
+            "log2 reciprocal",
+            (np.abs(plain),),
+            (_blank(1024, f32), _blank(1024, f32)),
+            1024 // THREADS,
         ),
         "conversions": Case(
             conversions,

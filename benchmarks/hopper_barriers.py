@@ -34,6 +34,7 @@ from flash_numba.device.hopper.mbarrier import (
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import map_address
 from flash_numba.device.hopper.warpgroups import (
+    made_after,
     made_here,
     make_set_registers,
     named_arrive,
@@ -99,7 +100,7 @@ def pipeline(x, y, z):
         i = made_here(t - 128)
         for tile in range(TILES):
             stage, phase = tile % 2, tile // 2 % 2
-            barrier_wait(full, stage, phase)
+            barrier_wait(full, stage, made_after(phase, types.float32(tile)))
             y[tile, i] = stages[stage, 127 - i] + types.float32(tile)
             barrier_arrive(empty, stage)
         named_sync(1, 256)
@@ -174,7 +175,7 @@ def cases() -> dict[str, Case]:
     return {
         "pipeline": Case(
             pipeline,
-            "barrier_init barrier_arrive barrier_wait named_sync named_arrive made_here "
+            "barrier_init barrier_arrive barrier_wait named_sync named_arrive made_after made_here "
             "make_set_registers",
             (tiles,),
             (blank(TILES, GROUP), blank(GROUP)),

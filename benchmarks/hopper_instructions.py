@@ -31,7 +31,12 @@ from flash_numba.device.hopper.tma import (
     tensor_load,
     tensor_store,
 )
-from flash_numba.device.hopper.wgmma import make_add_product, make_multiply_tiles, make_wait
+from flash_numba.device.hopper.wgmma import (
+    make_add_product,
+    make_multiply_tiles,
+    make_operand,
+    make_wait,
+)
 from flash_numba.device.numba_cuda import cuda, kernel, types
 from flash_numba.device.ptx import shared_tile
 from flash_numba.device.unroll import unroll_full
@@ -61,6 +66,7 @@ def make_products(dtype: str, panel: int):
     panels, rows, columns = a.panels, KEYS // 4, DEPTH // 4
     multiply_tiles = make_multiply_tiles(dtype, a, b)
     add_product = make_add_product(dtype, KEYS, b)
+    left = make_operand(a.by_rows())
     wait_sums = make_wait(0, KEYS // 2)
     wait_out = make_wait(0, DEPTH // 2, KEYS // 4)
     steps = KEYS // 16
@@ -95,7 +101,7 @@ def make_products(dtype: str, panel: int):
             for j in range(columns):
                 unroll_full()
                 acc_o[i, j] = 1
-        multiply_tiles(acc, sA, sB)
+        multiply_tiles(acc, left(sA), sB)
         wait_sums(acc)
         for i in range(2):
             unroll_full()

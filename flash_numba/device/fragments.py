@@ -12,7 +12,7 @@ from .fragment_softmax import largest_of_quad, total_of_quad
 from .functions import device_function
 from .numba_cuda import cuda, room, types
 from .online_softmax import ALL_LANES, LN_2, LOWEST, ROUNDED_THRESHOLD
-from .ptx import exp2, larger, rounded_product
+from .ptx import exp2, larger, log2, reciprocal, rounded_product
 from .ptx_matrix import pack_bf16, pack_fp16
 from .unroll import unroll_full
 
@@ -68,14 +68,21 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
     @room
     def update(rS, row_max, row_sum, rScale, factor):
         rTop = cuda.local.array(ROWS, types.float32)
+        rNext = cuda.local.array(ROWS, types.float32)  # two chains a row: neither waits for long
         margin = min(types.float32(threshold) / factor, types.float32(-LOWEST))
+        for i in range(ROWS):
+            unroll_full()
+            rTop[i], rNext[i] = rS[i, 0], rS[i, 1]
+        for j in range(2, columns, 2):
+            unroll_full()
+            for i in range(ROWS):
+                unroll_full()
+                rTop[i] = larger(rTop[i], rS[i, j])
+                rNext[i] = larger(rNext[i], rS[i, j + 1])
         grown = False
         for i in range(ROWS):
             unroll_full()
-            rTop[i] = rS[i, 0]
-            for j in range(1, columns):
-                unroll_full()
-                rTop[i] = larger(rTop[i], rS[i, j])
+            rTop[i] = larger(rTop[i], rNext[i])
             grown |= rTop[i] > row_max[i] + margin
         grown = cuda.any_sync(ALL_LANES, grown)
         if grown:
@@ -103,11 +110,11 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
             unroll_full()
             z = total_of_quad(row_sum[i])
             divisor = z if z != 0 else types.float32(1)
-            inverse = types.float32(1) / divisor
+            inverse = reciprocal(divisor)
             for c in range(out_columns):
                 unroll_full()
                 acc_o[i, c] *= inverse
-            rLse[i] = row_max[i] * factor * types.float32(LN_2) + math.log(divisor)
+            rLse[i] = (row_max[i] * factor + log2(divisor)) * types.float32(LN_2)
 
     return begin, clear, update, rescale, finish
 
@@ -146,7 +153,7 @@ def make_mask_range(key_range, columns: int, rows: int = ROWS):
             if ends is not None:
                 lo, hi = ends(batch, head, min(first_q + 8 * i, seqlen_q - 1), aux)
             # The tile is narrower than 512 keys.
-            low = types.int32(min(max(lo - first_k, 0), 512))
+            low = types.int32(0 if lo <= 0 else min(max(lo - first_k, 0), 512))
             high = types.int32(min(max(min(hi, seqlen_k) - first_k, 0), 512))
             for j in range(columns):
                 unroll_full()

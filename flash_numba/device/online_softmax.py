@@ -27,8 +27,9 @@ ROUNDED_THRESHOLD = 0.5
 """The same where P is rounded to 16 bits for the tensor cores.
 
 The largest weight is a power of two, which loses nothing to that, only where the maximum is the
-newest. At 1,000 random keys the error of O is up to 1.05 times that of the paper's rule with a
-threshold of 8; 1 is the most that keeps it, at head_dim 128, near 1.05 times FlashAttention-2's.
+newest. At 1,000 random keys and head_dim 128 the error of O (root mean square) is 1.038 times
+FlashAttention-2's with the paper's rule, as is cuDNN's, 1.051 times with a threshold of 1 and
+1.068 times with 2 (H200, 2026-11-30).
 """
 
 

@@ -146,6 +146,20 @@ exp2 = _unary(
 )
 
 
+log2 = _unary(
+    "log2",
+    "lg2.approx.ftz.f32 $0, $1;",
+    lambda x: np.log2(np.float32(x)),
+    "``lg2.approx.ftz.f32`` (9.7.3.20): log to base 2, off by 2**-22 - relative outside (1/2, 2).",
+)
+reciprocal = _unary(
+    "reciprocal",
+    "rcp.approx.ftz.f32 $0, $1;",
+    lambda x: np.float32(1) / np.float32(x),
+    "``rcp.approx.ftz.f32`` (9.7.3.14): ``1 / x``, off by one unit in the last place at most.",
+)
+
+
 def _larger(x, y):
     x, y = np.float32(x), np.float32(y)
     if x == 0 and y == 0:

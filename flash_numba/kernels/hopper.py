@@ -96,8 +96,9 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
         else:
             take_registers()
             consume(
-                sQ, sK, sV, sO, bars, map_address(o_map), LSE, sizes, scale, factor, role - 1,
-                tid % 128, mask_aux, range_aux, score_aux, lengths, listed, dropout,
+                sQ, sK, sV, sO, bars, map_address(o_map), LSE, sizes, scale, factor,
+                types.int32(role - 1), types.int32(tid & 127), mask_aux, range_aux, score_aux,
+                lengths, listed, dropout,
             )  # fmt: skip
 
     return hopper_forward

@@ -11,8 +11,8 @@ from ..device.dropout import make_drop_weights
 from ..device.fragments import make_fragment_softmax, make_pack_weights
 from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
 from ..device.hopper.tma import bulk_wait_read
-from ..device.hopper.warpgroups import named_arrive, named_sync
-from ..device.hopper.wgmma import make_add_product, make_multiply_tiles, make_wait
+from ..device.hopper.warpgroups import made_after, named_arrive, named_sync
+from ..device.hopper.wgmma import make_add_product, make_multiply_tiles, make_operand, make_wait
 from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_full
 from .hopper_output import make_store_output
@@ -34,10 +34,12 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     columns, out_columns, steps = tile_n // 4, tiles.depth_v // 4, tile_n // 16
     takers = 256  # one consumer that waits for its turn, one that gives it
     (q_here, q_done), (k_here, k_done), (v_here, v_done) = tiles.barriers.values()
-    turns_of, tile_of, step_of, next_step, is_partial = make_walk(spec, tile_m, tile_n)
+    turns_of, tile_of, step_of, next_key, _, is_partial = make_walk(spec, tile_m, tile_n)
     next_q, next_kv = make_next_stage(tiles.q_stages), make_next_stage(tiles.stages)
     multiply_scores = make_multiply_tiles(spec.dtype, tiles.q_tile, tiles.k_tile)
     add_values = make_add_product(spec.dtype, tile_n, tiles.v_tile)
+    by_rows = make_operand(tiles.k_tile.by_rows())
+    by_columns = make_operand(tiles.v_tile.by_columns())
     wait_first_scores = make_wait(0, tile_n // 2)
     wait_scores = make_wait(1, tile_n // 2)
     wait_values = make_wait(0, tiles.depth_v // 2, tile_n // 4)
@@ -49,27 +51,69 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     store_output = make_store_output(spec.dtype, tiles)
 
     @room
-    def weigh(rS, row_max, row_sum, rScale, step, first_row, column, LSE, scale, factor,
-              mask_aux, range_aux, score_aux, listed, dropout):  # fmt: skip
-        first_q, first_k = step.m_block * tile_m + first_row, step.n_block * tile_n + column
+    def row_of(tid):
+        return (tid >> 5) * 16 + ((tid & 31) >> 2)
+
+    @room
+    def take_turn(w):
+        named_sync(TURN + w, takers)
+
+    @room
+    def give_turn(w):
+        named_arrive(TURN + (w + 1) % warpgroups, takers)
+
+    @room
+    def weigh(rS, state, step, n_block, lane, LSE, scales, extra):
+        mask_aux, range_aux, score_aux, listed, dropout = extra
+        row_max, row_sum, rScale = state
+        first_q = types.int32(step.m_block * tile_m + lane[0])
+        first_k = types.int32(n_block * tile_n + lane[1])
         finish_scores(
-            rS, is_partial(step, listed), first_q, first_k, LSE.shape[2], step.seqlen_k,
-            step.batch, step.head, scale, mask_aux, range_aux, score_aux,
+            rS, is_partial(step, n_block, listed), first_q, first_k, LSE.shape[2], step.seqlen_k,
+            step.batch, step.head, scales[0], mask_aux, range_aux, score_aux,
         )  # fmt: skip
-        grown = update(rS, row_max, row_sum, rScale, factor)
+        grown = update(rS, row_max, row_sum, rScale, scales[1])
         batch_head = step.batch * LSE.shape[1] + step.head
         drop_weights(rS, first_q, first_k, batch_head, dropout)
         return grown
 
     @room
+    def advance(
+        rS, rP, acc_o, state, sQ, sK, sV, bars, places, rows, step, n_block, last, w, tid,
+        lane, LSE, scales, extra,
+    ):  # fmt: skip
+        q_stage, k_stage, k_phase, v_stage, v_phase = places
+        clear_values(sV, bars, v_here + v_stage, v_phase, rows, CONSUMERS, 128 * w + tid)
+        q, k, v = by_rows(sQ), by_rows(sK), by_columns(sV)
+        barrier_wait(bars, k_here + k_stage, k_phase)
+        barrier_wait(bars, v_here + v_stage, v_phase)
+        take_turn(w)
+        multiply_scores(rS, q, k)
+        add_values(acc_o, rP, v)
+        give_turn(w)
+        wait_scores(rS)
+        if tid == 0:
+            barrier_arrive(bars, k_done + k_stage)
+            if last:
+                barrier_arrive(bars, q_done + q_stage)
+        grown = weigh(rS, state, step, n_block, lane, LSE, scales, extra)
+        # The tile is there since long: this holds the softmax ahead of the wait for O.
+        _, row_sum, _ = state
+        barrier_wait(bars, v_here + v_stage, made_after(v_phase, row_sum[0] + row_sum[1]))
+        wait_values(acc_o, rP)
+        if tid == 0:
+            barrier_arrive(bars, v_done + v_stage)
+        return grown
+
+    @room
     def leave(sO, acc_o, row_max, row_sum, rLse, o_map, LSE, factor, batch, head, m_block, w, tid):
-        first = m_block * tile_m + 64 * w
+        first = types.int32(m_block * tile_m + 64 * w)
         finish(row_max, row_sum, acc_o, rLse, factor)
-        for i in range(2):
-            q_idx = first + tid // 32 * 16 + tid % 32 // 4 + 8 * i
-            if tid % 4 == 0 and q_idx < LSE.shape[2]:
-                LSE[batch, head, q_idx] = rLse[i]
         store_output(sO, acc_o, o_map, first, head, batch, WARPGROUP + w, tid)
+        for i in range(2):  # last: the fence in `store_output` waits for all that was stored before
+            q_idx = types.int32(first + row_of(tid) + 8 * i)
+            if tid & 3 == 0 and q_idx < LSE.shape[2]:
+                LSE[types.uint32(batch), types.uint32(head), types.uint32(q_idx)] = rLse[i]
 
     @room
     def consume(
@@ -78,15 +122,16 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     ):  # fmt: skip
         # Schedule
         keys, turns = sizes[0], turns_of(LSE)
-        my_turn, next_turn = TURN + w, TURN + (w + 1) % warpgroups
-        first_row, column = 64 * w + tid // 32 * 16 + tid % 32 // 4, tid % 4 * 2
-        q_stage = k_stage = v_stage = types.int32(0)
+        lane = types.int32(64 * w + row_of(tid)), types.int32((tid & 3) * 2)
+        scales, extra = (scale, factor), (mask_aux, range_aux, score_aux, listed, dropout)
+        q_stage = k_stage = v_stage = types.uint32(0)
         q_phase = k_phase = v_phase = types.int32(0)
         start = types.int32(0)
         step = step_of(start, turns, start, LSE, keys, range_aux, lengths, listed)
-        any_step, rows = step.turn < turns, rows_of(step)
+        any_step, empty, n_block = step.turn < turns, step.empty, step.n_block
+        rows = rows_of(step, n_block)
 
-        # Prologue: the scores of the first step
+        # Prologue: the scores of the first key tile
         acc_o = cuda.local.array((2, out_columns), types.float32)
         rS = cuda.local.array((2, columns), types.float32)
         rP = cuda.local.array((steps, 4), types.uint32)
@@ -96,73 +141,68 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
         old_sum = cuda.local.array(2, types.float32)
         rScale = cuda.local.array(2, types.float32)
         rLse = cuda.local.array(2, types.float32)
+        state = row_max, row_sum, rScale
         begin(row_max, row_sum)
         clear(acc_o)
         if w == warpgroups - 1:
-            named_arrive(TURN, takers)  # consumer 0 begins
-        turn, batch, head, m_block = step.turn, step.batch, step.head, step.m_block
+            give_turn(w)  # consumer 0 begins
         if any_step:
             barrier_wait(bars, q_here, 0)
             barrier_wait(bars, k_here, 0)
-            named_sync(my_turn, takers)
+            take_turn(w)
             multiply_scores(rS, sQ[q_stage, w], sK[k_stage, 0])
-            named_arrive(next_turn, takers)
-            after = next_step(step, turns, LSE, keys, range_aux, lengths, listed)
+            give_turn(w)
+            n_block = next_key(step, step.n_block, listed)
             wait_first_scores(rS)
             if tid == 0:
                 barrier_arrive(bars, k_done)
-                if after.turn != step.turn:
+                if n_block >= step.stop:
                     barrier_arrive(bars, q_done)
             k_stage, k_phase = next_kv(k_stage, k_phase)
-            weigh(rS, row_max, row_sum, rScale, step, first_row, column, LSE, scale, factor,
-                  mask_aux, range_aux, score_aux, listed, dropout)  # fmt: skip
+            weigh(rS, state, step, step.n_block, lane, LSE, scales, extra)
             pack_weights(rP, rS)
-            rows, step = rows_of(step), after
 
-        # Mainloop
-        while step.turn < turns:
-            fresh = step.turn != turn
-            if fresh:
+        going = any_step
+        while going:
+            # Mainloop: the other key tiles of this query tile
+            while n_block < step.stop:
+                after = next_key(step, n_block, listed)
+                grown = advance(
+                    rS, rP, acc_o, state, sQ[q_stage, w], sK[k_stage, 0], sV[v_stage, 0], bars,
+                    (q_stage, k_stage, k_phase, v_stage, v_phase), rows, step, n_block,
+                    after >= step.stop, w, tid, lane, LSE, scales, extra,
+                )  # fmt: skip
+                k_stage, k_phase = next_kv(k_stage, k_phase)
+                v_stage, v_phase = next_kv(v_stage, v_phase)
+                if grown:
+                    rescale(acc_o, rScale)
+                pack_weights(rP, rS)
+                rows, n_block = rows_of(step, n_block), after
+
+            # The first key tile of the next query tile, beside the last O += P V of this one
+            turn = types.int32(step.turn + 1)
+            then = step_of(turn, turns, empty, LSE, keys, range_aux, lengths, listed)
+            going, empty = then.turn < turns, then.empty
+            if going:
                 q_stage, q_phase = next_q(q_stage, q_phase)
                 barrier_wait(bars, q_here + q_stage, q_phase)
-            barrier_wait(bars, k_here + k_stage, k_phase)
-            clear_values(
-                sV[v_stage, 0], bars, v_here + v_stage, v_phase, rows, CONSUMERS, 128 * w + tid
-            )
-            named_sync(my_turn, takers)
-            multiply_scores(rS, sQ[q_stage, w], sK[k_stage, 0])
-            barrier_wait(bars, v_here + v_stage, v_phase)
-            add_values(acc_o, rP, sV[v_stage, 0])
-            named_arrive(next_turn, takers)
-            after = next_step(step, turns, LSE, keys, range_aux, lengths, listed)
-            if fresh:
                 for i in range(2):
                     unroll_full()
                     old_max[i], old_sum[i] = row_max[i], row_sum[i]
                 begin(row_max, row_sum)
-            wait_scores(rS)
-            if tid == 0:
-                barrier_arrive(bars, k_done + k_stage)
-                if after.turn != step.turn:
-                    barrier_arrive(bars, q_done + q_stage)
-            k_stage, k_phase = next_kv(k_stage, k_phase)
-            grown = weigh(
-                rS, row_max, row_sum, rScale, step, first_row, column, LSE, scale, factor,
-                mask_aux, range_aux, score_aux, listed, dropout,
-            )  # fmt: skip
-            wait_values(acc_o, rP)
-            if tid == 0:
-                barrier_arrive(bars, v_done + v_stage)
-            v_stage, v_phase = next_kv(v_stage, v_phase)
-            if fresh:
+                n_block = next_key(then, then.n_block, listed)
+                advance(
+                    rS, rP, acc_o, state, sQ[q_stage, w], sK[k_stage, 0], sV[v_stage, 0], bars,
+                    (q_stage, k_stage, k_phase, v_stage, v_phase), rows, then, then.n_block,
+                    n_block >= then.stop, w, tid, lane, LSE, scales, extra,
+                )  # fmt: skip
+                k_stage, k_phase = next_kv(k_stage, k_phase)
+                v_stage, v_phase = next_kv(v_stage, v_phase)
                 leave(sO[w], acc_o, old_max, old_sum, rLse, o_map, LSE, factor,
-                      batch, head, m_block, w, tid)  # fmt: skip
+                      step.batch, step.head, step.m_block, w, tid)  # fmt: skip
                 clear(acc_o)
-                turn, batch, head, m_block = step.turn, step.batch, step.head, step.m_block
-            elif grown:
-                rescale(acc_o, rScale)
-            pack_weights(rP, rS)
-            rows, step = rows_of(step), after
+                pack_weights(rP, rS)
+                rows, step = rows_of(then, then.n_block), then
 
         # Epilogue: the last O += P V, and query tiles that see no key
         if any_step:
@@ -173,8 +213,8 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
             add_values(acc_o, rP, sV[v_stage, 0])
             wait_values(acc_o, rP)
             leave(sO[w], acc_o, row_max, row_sum, rLse, o_map, LSE, factor,
-                  batch, head, m_block, w, tid)  # fmt: skip
-        if step.empty > 0:
+                  step.batch, step.head, step.m_block, w, tid)  # fmt: skip
+        if empty > 0:
             clear(acc_o)
             begin(row_max, row_sum)
             turn = start

@@ -6,7 +6,7 @@ from ..device.hopper.layouts import CHUNK_BYTES
 from ..device.hopper.mbarrier import fence_async
 from ..device.hopper.tma import bulk_commit, bulk_wait_read, tensor_store
 from ..device.hopper.warpgroups import made_here, named_sync
-from ..device.numba_cuda import room
+from ..device.numba_cuda import room, types
 from ..device.ptx_matrix import pack_bf16, pack_fp16
 from ..device.unroll import unroll_full
 from .hopper_tiles import HopperTiles
@@ -36,8 +36,8 @@ def make_store_output(dtype: str, tiles: HopperTiles):
 
     @room
     def store_output(sO, acc_o, o_map, first_row, head, batch, barrier, tid):
-        thread = made_here(tid)
-        row, word = thread // 32 * 16 + thread % 32 // 4, thread % 4
+        thread = types.int32(made_here(tid) & 127)
+        row, word = (thread >> 5) * 16 + ((thread & 31) >> 2), thread & 3
         swizzle = (row >> shift) & (chunks - 1)
         for first in range(0, panels, at_once):
             unroll_full()

@@ -18,8 +18,8 @@ def make_next_stage(stages: int):
     @room
     def next_stage(stage, phase):
         if stage == stages - 1:
-            return types.int32(0), types.int32(phase ^ 1)
-        return types.int32(stage + 1), phase
+            return types.uint32(0), types.int32(phase ^ 1)
+        return types.uint32(stage + 1), phase
 
     return next_stage
 
@@ -64,7 +64,7 @@ def make_producer(spec: Spec, tiles: HopperTiles):
     they multiply P by this V tile. The next query tile's Q comes as soon as there is room.
     """
     tile_m, tile_n = tiles.tile_m, tiles.tile_n
-    turns_of, _, step_of, next_step, _ = make_walk(spec, tile_m, tile_n)
+    turns_of, _, step_of, _, next_step, _ = make_walk(spec, tile_m, tile_n)
     next_q, next_kv = make_next_stage(tiles.q_stages), make_next_stage(tiles.stages)
     load_q, load_k, load_v = (make_load(tiles, name) for name in "qkv")
 
@@ -72,7 +72,7 @@ def make_producer(spec: Spec, tiles: HopperTiles):
     def produce(sQ, sK, sV, bars, q_map, k_map, v_map, LSE, sizes, range_aux, lengths, listed):
         keys, group = sizes
         turns = turns_of(LSE)
-        q_stage = k_stage = v_stage = types.int32(0)
+        q_stage = k_stage = v_stage = types.uint32(0)
         q_phase = k_phase = v_phase = types.int32(0)
         start = types.int32(0)
         step = step_of(start, turns, start, LSE, keys, range_aux, lengths, listed)

@@ -10,7 +10,7 @@ from .hopper_tiles import HopperTiles
 
 @cache
 def make_clear_values(tiles: HopperTiles, has_lengths: bool):
-    """Rooms ``rows_of(step)`` and ``clear_values(sV, bars, bar, phase, rows, barrier, thread)``.
+    """Rooms ``rows_of(step, n_block)`` and ``clear_values(sV, bars, bar, phase, rows, ...)``.
 
     The copy engine fills in zeros behind the end of a tensor. Where a sequence ends earlier
     (`has_lengths`), whatever the caller left there has come along, and 0 times NaN is NaN. All
@@ -22,10 +22,10 @@ def make_clear_values(tiles: HopperTiles, has_lengths: bool):
     threads = tiles.threads - 128
 
     @room
-    def rows_of(step):
+    def rows_of(step, n_block):
         if not has_lengths:
             return types.int32(tile_n)
-        return types.int32(min(step.seqlen_k - step.n_block * tile_n, tile_n))
+        return types.int32(min(step.seqlen_k - n_block * tile_n, tile_n))
 
     @room
     def clear_values(sV, bars, bar, phase, rows, barrier, thread):

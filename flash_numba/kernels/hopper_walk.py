@@ -42,13 +42,14 @@ class Step(NamedTuple):
 
 @cache
 def make_walk(spec: Spec, tile_m: int, tile_n: int):
-    """Rooms ``turns(LSE)``, ``tile_of``, ``step_of``, ``next_step`` and ``is_partial``.
+    """Rooms ``turns(LSE)``, ``tile_of``, ``step_of``, ``next_key``, ``next_step``, ``is_partial``.
 
     ``tile_of(turn, LSE) -> (batch, head, m_block)`` is the query tile of a turn (a batch that does
     not exist: none).
     ``step_of(turn, turns, empty, LSE, keys, range_aux, lengths, listed)`` is the first step of the
     query tile of a turn, or of the next one that sees a key; ``next_step(step, turns, ...)`` the
-    step after one. ``is_partial(step, listed)`` says whether the mask must be applied.
+    step after one. ``next_key(step, n_block, listed)`` is the query tile's next key tile, or
+    `stop`; ``is_partial(step, n_block, listed)`` says whether one needs the mask.
     """
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     keys_of = make_keys_of(spec.has_lengths)
@@ -92,22 +93,26 @@ def make_walk(spec: Spec, tile_m: int, tile_n: int):
         )
 
     @room
+    def next_key(step, n_block, listed):
+        after = types.int32(n_block + 1)
+        after = next_key_tile(after, step.stop, step.m_block, step.batch, step.head, listed)
+        return types.int32(after)
+
+    @room
     def next_step(step, turns, LSE, keys, range_aux, lengths, listed):
-        after = next_key_tile(
-            step.n_block + 1, step.stop, step.m_block, step.batch, step.head, listed
-        )
+        after = next_key(step, step.n_block, listed)
         if after < step.stop:
             return Step(
-                step.turn, step.batch, step.head, step.m_block, types.int32(after), step.stop,
+                step.turn, step.batch, step.head, step.m_block, after, step.stop,
                 step.full_start, step.full_stop, step.seqlen_k, step.empty,
             )  # fmt: skip
         turn = types.int32(step.turn + 1)
         return step_of(turn, turns, step.empty, LSE, keys, range_aux, lengths, listed)
 
     @room
-    def is_partial(step, listed):
-        partial = (step.n_block < step.full_start) | (step.n_block >= step.full_stop)
-        partial |= listed_partial(step.n_block, step.m_block, step.batch, step.head, listed)
-        return partial | ((step.n_block + 1) * tile_n > step.seqlen_k)
+    def is_partial(step, n_block, listed):
+        partial = (n_block < step.full_start) | (n_block >= step.full_stop)
+        partial |= listed_partial(n_block, step.m_block, step.batch, step.head, listed)
+        return partial | (types.int32((n_block + 1) * tile_n) > step.seqlen_k)
 
-    return turns, tile_of, step_of, next_step, is_partial
+    return turns, tile_of, step_of, next_key, next_step, is_partial

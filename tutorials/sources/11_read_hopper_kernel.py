@@ -251,12 +251,12 @@ print(source[source.index("        while step.turn") : source.index("    return 
 #
 # Two products are started, and neither is waited for at once: S of the *next* key tile, and O += PV
 # of *this* one. Find the softmax (`weigh`): it stands between the two waits, so it runs while PV
-# does. The two `named_` lines let consumers start their products in turn: one's softmax then runs
-# under the other's products.
+# does. The two lines with `turn` let consumers start their products one after the other: one's
+# softmax then runs under the other's products.
 
 # %%
 source = inspect.getsource(hopper_consumer.make_consumer)
-print(source[source.index("        # Mainloop") : source.index("        # Epilogue")])
+print(source[source.index("    def advance") : source.index("    @room\n    def leave")])
 
 # %% [markdown]
 # Registers of a product that runs belong to the tensor cores. `wait_scores(rS)` hands them back;

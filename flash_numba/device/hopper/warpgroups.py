@@ -110,3 +110,23 @@ def made_here(typingctx, x):
         return same
 
     return types.int32(x), codegen
+
+
+@emulated_by(lambda x, sum_of_weights: x)
+def made_after(typingctx, x, sum_of_weights):
+    """`x` (an int32), known only once `sum_of_weights` (a float32, not negative) is.
+
+    ptxas moves arithmetic down over a wait that does not need it, and what was meant to run beside
+    the products waited for then follows them. A barrier's parity that depends on the arithmetic
+    keeps it ahead of the barrier.
+    """
+
+    def codegen(context, builder, signature, args):
+        value = as_int32(context, builder, x, args[0])
+        total = context.cast(builder, args[1], sum_of_weights, types.float32)
+        text = "{ .reg .pred never; setp.lt.f32 never, $2, 0f00000000; "
+        text += "selp.b32 $0, 2, $1, never; }"
+        (same,) = assembly(builder, text, [value, total], [value.type])
+        return same
+
+    return types.int32(x, sum_of_weights), codegen

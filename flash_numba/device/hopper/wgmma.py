@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from ..numba_cuda import ir, types
-from ..ptx import F32, I32, I64
+from ..ptx import F32, I32, I64, emulated_by
 from .assembly import assembly, described, register_pointers, shared_address
 from .emulation import products
 from .layouts import ITEM_BYTES, SwizzledTile
@@ -33,10 +33,38 @@ def accumulator_order(n: int) -> list[int]:
     return [(r // 2 % 2) * (n // 4) + r // 4 * 2 + r % 2 for r in range(n // 2)]
 
 
-def _start(builder, address, descriptor: int):
-    """A descriptor with its start address."""
+def _described(context, builder, kind, operand, descriptor: int):
+    """The descriptor of an operand: an array where it starts, or what `make_operand` made of it."""
+    if isinstance(kind, types.Integer):
+        return context.cast(builder, operand, kind, types.int64)
+    address = shared_address(context, builder, kind, operand)
     units = builder.and_(builder.lshr(address, I32(4)), I32(0x3FFF))
     return builder.or_(builder.zext(units, I64), ir.Constant(I64, descriptor))
+
+
+@cache
+def make_operand(descriptor: int) -> Any:
+    """``operand(shared)``: a tile that starts there as an operand of a product, made beforehand.
+
+    Parameters
+    ----------
+    descriptor : int
+        `SwizzledTile.by_rows` or `by_columns`.
+
+    Notes
+    -----
+    What takes turns to multiply should not work out addresses while it has the turn.
+    """
+
+    def typing(typingctx, shared):
+        def codegen(context, builder, signature, args):
+            made = _described(context, builder, shared, args[0], descriptor)
+            (kept,) = assembly(builder, "mov.b64 $0, $1;", [made], [I64])
+            return kept
+
+        return types.int64(shared), codegen
+
+    return emulated_by(lambda shared: shared)(typing)
 
 
 def _text(n, kind, steps, overwrite) -> str:
@@ -85,7 +113,7 @@ def make_multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
         def codegen(context, builder, signature, args):
             pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
             starts = [
-                _start(builder, shared_address(context, builder, kind, array), tile.by_rows())
+                _described(context, builder, kind, array, tile.by_rows())
                 for kind, array, tile in ((sA, args[1], a), (sB, args[2], b))
             ]
             sums = assembly(builder, text, starts, [F32] * (n // 2))
@@ -138,7 +166,7 @@ def make_add_product(dtype: str, depth: int, b: SwizzledTile) -> Any:
                 builder.load(pointer)
                 for pointer in register_pointers(context, builder, rA, args[1], range(words))
             ]
-            start = _start(builder, shared_address(context, builder, sB, args[2]), b.by_columns())
+            start = _described(context, builder, sB, args[2], b.by_columns())
             sums = assembly(builder, text, [*left, start], [F32] * (n // 2), sums)
             for pointer, value in zip(pointers, sums, strict=True):
                 builder.store(value, pointer)
@@ -189,7 +217,7 @@ def make_multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTi
         def codegen(context, builder, signature, args):
             pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
             starts = [
-                _start(builder, shared_address(context, builder, kind, array), descriptor)
+                _described(context, builder, kind, array, descriptor)
                 for kind, array, descriptor in (
                     (sA, args[1], a.by_columns()),
                     (sB, args[2], b.by_rows()),
