@@ -96,6 +96,8 @@ CASES = [
     Case("tensor_core", "backward", "even", EVEN | HALF),
     Case("hopper", "forward", "short", SHORT | HALF),
     Case("hopper", "forward", "large", LARGE | HALF, False),
+    Case("hopper", "backward", "even", EVEN | HALF),
+    Case("hopper", "backward", "large", LARGE | HALF, False),
     Case("tensor_core", "forward", "large", LARGE | HALF, False),
     Case("tensor_core", "backward", "large", LARGE | HALF, False),
     Case("standard", "forward", "large", LARGE, False),
