@@ -87,13 +87,13 @@ def seconds(run) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def traced_naive(times: int = 5, **options) -> float:
+def traced_naive(**options) -> float:
     """Best seconds of the naive kernel at N = 64."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((64, DEPTH), np.float32) for _ in range(3)]
     out = np.full((64, DEPTH), np.nan, np.float32)
     run = trace(naive, **options)[2, TILE]
-    return min(seconds(lambda: run(*arrays, out, np.float32(0.125)))[0] for _ in range(times))
+    return min(seconds(lambda: run(*arrays, out, np.float32(0.125)))[0] for _ in range(5))
 
 
 def traced_tensor_core_step() -> float:

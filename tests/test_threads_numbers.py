@@ -93,6 +93,17 @@ def test_collectives_of_a_warp():
     np.testing.assert_array_equal(y, np.array(expected, np.float64).astype(F32))
 
 
+def test_active_lanes_are_those_that_come_the_same_way():
+    y, z = np.zeros(40, np.uint32), np.zeros(40, np.uint32)
+    trace(kernels.active)[1, 40](y, z)
+    lanes = np.arange(40)
+    full = np.where(lanes < 32, 0xFFFFFFFF, 0xFF)
+    np.testing.assert_array_equal(y, full)
+    thirds = [sum(1 << (j % 32) for j in lanes if j // 32 == w and j % 3 == 0) for w in (0, 1)]
+    mine = np.array(thirds)[lanes // 32]
+    np.testing.assert_array_equal(z, np.where(lanes % 3 == 0, mine, full - mine))
+
+
 def test_barriers_that_count():
     x, y = vector(64), np.zeros((3, 64), np.int32)
     trace(kernels.barriers_that_count)[1, 64](x, y)

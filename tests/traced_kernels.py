@@ -335,3 +335,13 @@ def bounded(x):
 @cuda.jit
 def doubles(x, y):
     y[cuda.threadIdx.x] = float64(x[cuda.threadIdx.x]) * 2
+
+
+@cuda.jit
+def active(y, z):
+    i = cuda.threadIdx.x
+    y[i] = cuda.activemask()
+    if i % 3 == 0:
+        z[i] = cuda.activemask()
+    else:
+        z[i] = cuda.activemask()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .context import Context, CopyGroups
+from .context import Context
+from .copy_groups import CopyGroups
 from .errors import fail
 from .runtime import Runtime
 
