@@ -1,8 +1,9 @@
 """Every instruction's emulation against what an H200 gave on random operands.
 
-The kernels of two programs of benchmarks/ run thread by thread on the same operands: basic
-instructions, and Hopper's barriers, register moves and clusters. Matrices and bulk copies have
-tests of their own. What the PTX ISA says is written here once more, on NumPy.
+The kernels of three programs of benchmarks/ run thread by thread on the same operands: basic
+instructions, Hopper's barriers, register moves and clusters, and what its backward pass adds.
+Matrices and bulk copies have tests of their own. What the PTX ISA says is written here once more,
+on NumPy.
 """
 
 import ast
@@ -23,9 +24,11 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import basic_instructions as basic  # noqa: E402
+import hopper_backward_instructions as gradients  # noqa: E402
 import hopper_barriers as hopper  # noqa: E402
 
 import flash_numba.device as device  # noqa: E402
+from flash_numba.problem import DTYPES  # noqa: E402
 from simulator.threads import trace  # noqa: E402
 
 TINY = 2.0**-126
@@ -76,7 +79,7 @@ def intrinsics() -> set[str]:
 
 def test_every_instruction_is_recorded():
     known = HINTS.split()
-    for case in (*basic.cases().values(), *hopper.cases().values()):
+    for case in (case for one in (basic, hopper, gradients) for case in one.cases().values()):
         known += case.covers.split()
     for program, names in ELSEWHERE.items():
         text = (BENCHMARKS / f"{program}.py").read_text()
@@ -163,9 +166,9 @@ def test_movements_are_as_the_isa_defines_them():
     np.testing.assert_array_equal(f, words[np.arange(256) ^ 9].ravel())
 
 
-def of_hopper(name: str) -> list:
-    case = hopper.cases()[name]
-    return traced(hopper.cases(), name, case.cluster, case.shared_bytes, hopper.arguments)
+def of_hopper(name: str, program=hopper) -> list:
+    case = program.cases()[name]
+    return traced(program.cases(), name, case.cluster, case.shared_bytes, program.arguments)
 
 
 def test_barriers_and_clusters_are_as_the_isa_defines_them():
@@ -229,7 +232,25 @@ def test_barriers_and_clusters_of_an_h200(name):
         np.testing.assert_array_equal(found, kept[f"{name}/{number}"])
 
 
-@pytest.mark.parametrize("program", ["basic_instructions", "hopper_barriers"])
+@pytest.mark.parametrize("name", gradients.cases())
+def test_instructions_of_hopper_gradients_of_an_h200(name):
+    """To the bit; sums of normal numbers as far off as 129 additions in float32 may be."""
+    kept = record("hopper_backward_instructions")
+    for number, found in enumerate(of_hopper(name, gradients)):
+        given = kept[f"{name}/{number}"]
+        if name.endswith("normal"):
+            inputs, dtype = gradients.cases()[name].inputs, name.split()[1]
+            a, b = (one.view(DTYPES[dtype]).astype(float)[0, :, 0] for one in inputs)
+            terms = np.linalg.norm(a, axis=0).max() * np.linalg.norm(b, axis=1).max()
+            assert np.abs(found - given).max() <= 129 * 2.0**-23 * terms
+        else:
+            np.testing.assert_array_equal(bits(found), bits(given))
+
+
+PROGRAMS = ["basic_instructions", "hopper_barriers", "hopper_backward_instructions"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_records_say_where_they_are_from(program):
     machine = json.loads(str(record(program)["machine"]))
     assert set(machine) == {"gpu", "driver", "versions", "date"}

@@ -1,0 +1,184 @@
+"""The instructions that Hopper's backward pass adds, on random operands: what a GPU gives.
+
+A product of two tiles of which one is read by columns; fragments stored as transposed matrices;
+rows of numbers by the copy engine, sums in global memory and pairs. The emulations are held against
+what comes out. Needs a Hopper GPU.
+
+    python benchmarks/hopper_backward_instructions.py results/hopper_backward_instructions.npz
+"""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import machine
+from hopper_barriers import Case
+
+from flash_numba.device.hopper.layouts import SwizzledTile
+from flash_numba.device.hopper.matrix_stores import stmatrix_x4_trans
+from flash_numba.device.hopper.mbarrier import barrier_expect, barrier_init, barrier_wait
+from flash_numba.device.hopper.sums import add4_global, bulk_load, store_pair_global
+from flash_numba.device.hopper.tensor_map import TensorMap
+from flash_numba.device.hopper.tma import map_address, tensor_load
+from flash_numba.device.hopper.warpgroups import make_meeting
+from flash_numba.device.hopper.wgmma import make_multiply_columns, make_wait
+from flash_numba.device.numba_cuda import cuda, kernel, types
+from flash_numba.device.ptx import shared_tile
+from flash_numba.device.unroll import unroll_full
+from flash_numba.problem import DTYPES
+
+ROWS, COLUMNS, FIRST = 40, 24, 8
+"""Rows of B's tile; rows of B in the product, and the first of them."""
+A, B = SwizzledTile(64, 128), SwizzledTile(ROWS, 128)
+PANEL = 1
+MAP_ROWS = 64, ROWS
+sync, arrive = make_meeting(3, 64)
+PRODUCT_BYTES = 2 * (2 * A.size + B.size)
+
+
+@cache
+def make_product(dtype: str):
+    """``C = A.T @ B.T`` of 64 columns of a (128, 128) A and some rows of B."""
+    multiply_columns = make_multiply_columns(dtype, A, 2, B, COLUMNS)
+    wait = make_wait(0, COLUMNS // 2)
+    a_shape, b_shape, b_at = (2, *A.shape), B.shape, 2 * A.size
+    size, columns = PRODUCT_BYTES, COLUMNS // 4
+
+    @kernel(128)
+    def product(a_map, b_map, out):
+        bars = cuda.shared.array(1, types.uint64)
+        memory = cuda.shared.array(0, types.uint16, alignment=1024)
+        sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
+        tid = cuda.threadIdx.x
+        if tid == 0:
+            barrier_init(bars, 0, 1)
+            barrier_expect(bars, 0, size)
+            for p in range(2):
+                tensor_load(sB[p], map_address(b_map), 64 * p, 0, 0, 0, bars, 0)
+                for part in range(2):
+                    place = sA[part, p]
+                    tensor_load(place, map_address(a_map), 64 * p, 64 * part, 0, 0, bars, 0)
+        cuda.syncthreads()
+        barrier_wait(bars, 0, 0)
+        acc = cuda.local.array((2, columns), types.float32)
+        multiply_columns(acc, sA[:, PANEL], sB[:, FIRST:])
+        wait(acc)
+        for i in range(2):
+            unroll_full()
+            for j in range(columns):
+                unroll_full()
+                out[tid, i, j] = acc[i, j]
+
+    return product
+
+
+@kernel(32)
+def stored(words, out):
+    """A warp's four matrices, transposed, rows in reverse order."""
+    memory = cuda.shared.array((32, 8), types.uint16, alignment=16)
+    lane = cuda.threadIdx.x
+    four = words[lane, 0], words[lane, 1], words[lane, 2], words[lane, 3]
+    stmatrix_x4_trans(memory, (31 - lane, 0), four)
+    cuda.syncthreads()
+    for column in range(8):
+        out[lane, column] = memory[lane, column]
+
+
+@kernel(32)
+def sums(source, totals, pairs):
+    """Half a row comes in, is added to what is there, in fours; pairs go out."""
+    bars = cuda.shared.array(1, types.uint64)
+    numbers = cuda.shared.array((2, 64), types.float32, alignment=16)
+    lane = cuda.threadIdx.x
+    if lane == 0:
+        barrier_init(bars, 0, 1)
+        barrier_expect(bars, 0, 256)
+        bulk_load(numbers[1], source, (1, 8), 64, bars, 0)
+    cuda.syncwarp()
+    barrier_wait(bars, 0, 0)
+    x, y = numbers[1, lane], numbers[1, 63 - lane]
+    add4_global(totals, (0, 4 * lane), (x, y, types.float32(1), types.float32(2)))
+    low, high = types.uint32(lane), types.uint32(lane + 7)
+    store_pair_global(pairs, (0, 2 * lane), low | high << types.uint32(16))
+
+
+@kernel(64)
+def met(x, y):
+    """One warp writes and goes on, the other one waits for it and reads."""
+    shared = cuda.shared.array(32, types.float32)
+    tid = cuda.threadIdx.x
+    if tid < 32:
+        shared[tid] = x[tid]
+        arrive()
+    else:
+        sync()
+        y[tid - 32] = shared[63 - tid]
+
+
+def cases() -> dict[str, Case]:
+    """All cases by name; the same numbers each time."""
+    rng = np.random.default_rng(22)
+    found = {}
+    for dtype in ("fp16", "bf16"):
+        for kind in ("integers", "normal"):
+            a, b = (
+                (rng.integers(-3, 4, shape) if kind == "integers" else rng.normal(size=shape))
+                .astype(DTYPES[dtype])
+                .view(np.uint16)
+                for shape in ((1, 128, 1, 128), (1, ROWS, 1, 128))
+            )
+            out = np.full((128, 2, COLUMNS // 4), np.nan, np.float32)
+            covers = "make_multiply_columns make_wait"
+            found[f"product {dtype} {kind}"] = Case(
+                make_product(dtype), covers, (a, b), (out,), 1, 128, PRODUCT_BYTES, maps=True
+            )
+    words = rng.integers(0, 2**32, (32, 4)).astype(np.uint32)
+    blank = np.zeros((32, 8), np.uint16)
+    found["stored"] = Case(stored, "stmatrix_x4_trans", (words,), (blank,), 1, 32)
+    x, y = rng.standard_normal(32).astype(np.float32), np.full(32, np.nan, np.float32)
+    found["met"] = Case(met, "make_meeting", (x,), (y,), 1, 64)
+    source = rng.standard_normal((2, 128)).astype(np.float32)
+    totals = rng.standard_normal((1, 128)).astype(np.float32)
+    outputs = totals, np.zeros((1, 64), np.uint16)
+    covers = "bulk_load add4_global store_pair_global"
+    found["sums"] = Case(sums, covers, (source,), outputs, 1, 32)
+    return found
+
+
+def arguments(case: Case, arrays: tuple, map_of: Any = TensorMap) -> tuple:
+    """What a case's kernel is launched with, of `arrays` for its inputs and outputs."""
+    if not case.maps:
+        return arrays
+    maps = [map_of(array, rows, 64) for array, rows in zip(arrays, MAP_ROWS, strict=False)]
+    return (*maps, *arrays[len(maps) :])
+
+
+def main():
+    """Run all, write what came out."""
+    from flash_numba.arrays import DeviceArray
+    from flash_numba.launch import launch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    path = parser.parse_args().path
+    found = {}
+    for name, case in cases().items():
+        on_gpu = [cuda.to_device(array) for array in (*case.inputs, *case.outputs)]
+        dtype = "bf16" if "bf16" in name else "fp16"
+        views = tuple(DeviceArray.of(array) for array in on_gpu)
+        views = tuple(v._replace(dtype=dtype) if v.dtype == "uint16" else v for v in views)
+        launch(case.kernel, case.blocks, case.threads, case.shared_bytes, arguments(case, views))
+        cuda.synchronize()
+        for i, output in enumerate(on_gpu[len(case.inputs) :]):
+            found[f"{name}/{i}"] = output.copy_to_host()
+        print(name, "ran", flush=True)
+    found["machine"] = np.array(json.dumps(machine()))
+    np.savez_compressed(path, allow_pickle=False, **found)
+    print(f"{len(found)} arrays in {path}")
+
+
+if __name__ == "__main__":
+    main()
