@@ -76,27 +76,29 @@ def make_write_queries(dtype: str, tiles: HopperBackwardTiles):
     @room
     def pair_of(a, b, odd, scale):
         """Even columns keep the first query and hand over the second."""
+        kept = (b if odd else a) * scale
         other = cuda.shfl_xor_sync(ALL_LANES, a if odd else b, 4) * scale
-        return pack(other, b * scale) if odd else pack(a * scale, other)
+        return pack(other if odd else kept, kept if odd else other)
 
     @room
     def write_queries(dQ, rdQ, batch, head, m_block, w, tid, scale):
         thread = made_here(tid)
-        odd = thread >> 2 & 1
+        bit = thread >> 2 & 1
+        odd = bit != 0
         column = types.int32((thread >> 5) * 16 + (thread >> 2 & 6))
-        row = types.int32(m_block * tile_m + (thread & 3) * 2 + odd)
+        row = types.int32(m_block * tile_m + (thread & 3) * 2 + bit)
         if wide:
             column += types.int32(64 * w)
         else:
             row += types.int32(q_columns * w)
+        gdQ = dQ[types.uint32(batch), :, types.uint32(head)]
+        rows, columns = types.int32(gdQ.shape[0]), types.int32(gdQ.shape[1])
         for c in range(groups):
             unroll_full()
             upper = pair_of(rdQ[0, 2 * c], rdQ[0, 2 * c + 1], odd, scale)
             lower = pair_of(rdQ[1, 2 * c], rdQ[1, 2 * c + 1], odd, scale)
-            if row + 8 * c < dQ.shape[1]:
-                if column < dQ.shape[3]:
-                    store_pair_global(dQ, (batch, row + 8 * c, head, column), upper)
-                if column + 8 < dQ.shape[3]:
-                    store_pair_global(dQ, (batch, row + 8 * c, head, column + 8), lower)
+            at, inside = types.int32(row + 8 * c), row + 8 * c < rows
+            store_pair_global(gdQ, (at, column), upper, inside & (column < columns))
+            store_pair_global(gdQ, (at, column + 8), lower, inside & (column + 8 < columns))
 
     return write_queries

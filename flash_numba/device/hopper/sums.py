@@ -34,25 +34,29 @@ def add4_global(typingctx, array, index, values):
     return types.void(array, index, values), codegen
 
 
-def _store_pair(array, index, word):
-    array.store_vector(index, (int(word) & 0xFFFF, int(word) >> 16))
+def _store_pair(array, index, word, valid):
+    if valid:
+        array.store_vector(index, (int(word) & 0xFFFF, int(word) >> 16))
 
 
 @emulated_by(_store_pair)
-def store_pair_global(typingctx, array, index, word):
+def store_pair_global(typingctx, array, index, word, valid):
     """``st.global.b32`` (PTX ISA 9.0, 9.7.9.11): two 16-bit neighbours of the last axis at once.
 
-    ``store_pair_global(array, index, word)``: bits 0 to 15 of `word` go to `index`, the others to
-    the next; on a 4-byte boundary.
+    ``store_pair_global(array, index, word, valid)``: bits 0 to 15 of `word` go to `index`, the
+    others to the next, on a 4-byte boundary; nothing happens unless `valid` (a predicate, no
+    branch).
     """
 
     def codegen(context, builder, signature, args):
         address = _global_address(context, builder, array, args[0], index, args[1])
         number = context.cast(builder, args[2], word, types.uint32)
-        assembly(builder, "st.global.b32 [$0], $1;", [address, number])
+        given = context.cast(builder, args[3], valid, types.int32)
+        text = "{ .reg .pred valid; setp.ne.s32 valid, $2, 0; @valid st.global.b32 [$0], $1; }"
+        assembly(builder, text, [address, number, given])
         return context.get_dummy_value()
 
-    return types.void(array, index, word), codegen
+    return types.void(array, index, word, valid), codegen
 
 
 def _bulk_load(typingctx, to, source, at, count, bars, index):
