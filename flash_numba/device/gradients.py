@@ -5,7 +5,7 @@ from functools import cache
 
 from .numba_cuda import cuda, room, types
 from .online_softmax import LOG2_E
-from .ptx import exp2, load_acquire, load_uncached, rounded_product, store_release
+from .ptx import exp2, load_acquire, load_uncached, recomputed, rounded_product, store_release
 from .unroll import unroll_full
 
 
@@ -108,27 +108,33 @@ def make_add_rows(columns: int, tile_rows: int, tile_columns: int, lanes: int):
     """Room ``add_rows(gX, rX, first_row, row_stop, lane, factor)``: ``gX += factor * rX``.
 
     Column j of the register tile is column ``lane + lanes * j`` of `gX`, a float32 view (rows,
-    columns) that other blocks of the same launch have written to. In place of elements beyond the
-    end it reads the last ones, which other threads may be writing, and drops them: a comparison for
-    each would take registers that a block of head_dim 256 does not have.
+    columns) that other blocks of the same launch have written to. In place of an element beyond the
+    end a thread reads one of its own once more, and drops it.
     """
+    all_exist = columns % (lanes * tile_columns) == 0
 
     @room
     def add_rows(gX, rX, first_row, row_stop, lane, factor):
         rOld = cuda.local.array((tile_rows, tile_columns), types.float32)
-        for i in range(tile_rows):
-            unroll_full()
-            for j in range(tile_columns):
+        rows = types.int32(min(row_stop - first_row, tile_rows))
+        if rows > 0 and (all_exist or lane < columns):
+            # A block of head_dim 256 has no registers to keep addresses in.
+            rows, lane = types.int32(recomputed(rows)), recomputed(lane)
+            for i in range(tile_rows):
                 unroll_full()
-                row, column = min(first_row + i, row_stop - 1), min(lane + lanes * j, columns - 1)
-                rOld[i, j] = load_uncached(gX, (row, column))
-        for i in range(tile_rows):
-            unroll_full()
-            if first_row + i < row_stop:
                 for j in range(tile_columns):
                     unroll_full()
                     column = lane + lanes * j
-                    if column < columns:
-                        gX[first_row + i, column] = rOld[i, j] + factor * rX[i, j]
+                    if not all_exist:
+                        column = column if column < columns else lane
+                    rOld[i, j] = load_uncached(gX, (first_row + min(i, rows - 1), column))
+            for i in range(tile_rows):
+                unroll_full()
+                if i < rows:
+                    for j in range(tile_columns):
+                        unroll_full()
+                        column = lane + lanes * j
+                        if all_exist or column < columns:
+                            gX[first_row + i, column] = rOld[i, j] + factor * rX[i, j]
 
     return add_rows
