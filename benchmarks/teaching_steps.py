@@ -1,7 +1,7 @@
 """Measure the steps from naive to flash2 and torch's fp32 attention in one run.
 
 Results are checked against float64 first, times taken in turn, both as ``flash-numba bench`` does;
-about half a minute. Needs a GPU and torch.
+about 10 seconds once the kernels are compiled. Needs a GPU and torch.
 
     python benchmarks/teaching_steps.py [--seqlen 2048] [--output results.json]
 """
@@ -69,7 +69,7 @@ def rows_of(gpu: gpus.TorchGpu, cell: Cell) -> list[dict]:
 
 
 def main():
-    """Measure head dimensions 64 and 128, print and write."""
+    """Measure head dimensions 64 and 128, print and write each as it is done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seqlen", type=int, default=2048)
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -77,14 +77,14 @@ def main():
     with ProcessPoolExecutor(12, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_step, [*STEPS] * 2, [64] * len(STEPS) + [128] * len(STEPS)))
     gpu, rows = gpus.find(), []
+    results = {"machine": gpu.machine(), "method": METHOD, "rows": rows}
     for head_dim in (64, 128):
         batch, heads = TOKENS // options.seqlen, HIDDEN // head_dim
         cell = Cell("forward", "fp32", head_dim, options.seqlen, False, batch, heads)
         for row in rows_of(gpu, cell):
             rows.append(row)
             print(f"{cell}: {row['step']:13} {row['tflops']:6.2f} TFLOP/s", flush=True)
-    results = {"machine": gpu.machine(), "method": METHOD, "rows": rows}
-    options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
