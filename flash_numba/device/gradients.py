@@ -112,14 +112,16 @@ def make_add_rows(columns: int, tile_rows: int, tile_columns: int, lanes: int):
     end a thread reads one of its own once more, and drops it.
     """
     all_exist = columns % (lanes * tile_columns) == 0
+    lean = columns > 128  # a block then has no registers to keep addresses in
+    number = types.int32 if lean else types.int64
 
     @room
     def add_rows(gX, rX, first_row, row_stop, lane, factor):
         rOld = cuda.local.array((tile_rows, tile_columns), types.float32)
-        rows = types.int32(min(row_stop - first_row, tile_rows))
+        rows = number(min(row_stop - first_row, tile_rows))
         if rows > 0 and (all_exist or lane < columns):
-            # A block of head_dim 256 has no registers to keep addresses in.
-            rows, lane = types.int32(recomputed(rows)), recomputed(lane)
+            if lean:
+                rows, lane = number(recomputed(rows)), recomputed(lane)
             for i in range(tile_rows):
                 unroll_full()
                 for j in range(tile_columns):
