@@ -90,11 +90,11 @@ def dense(
     }
 
 
-def run(case: Case, implementation) -> dict[str, np.ndarray]:
+def run(case: Case, implementation, gradients: bool = True) -> dict[str, np.ndarray]:
     """What an implementation answers, by name."""
     o, lse = implementation.forward(case.problem, case.q, case.k, case.v)
-    gradients = backward(case, implementation)
-    return {"o": o, "lse": lse} | gradients
+    found = {"o": o, "lse": lse}
+    return found | backward(case, implementation) if gradients else found
 
 
 def backward(case: Case, implementation) -> dict[str, np.ndarray]:
@@ -136,12 +136,12 @@ def tiled_rounding(case: Case, truth: Mapping[str, np.ndarray]) -> dict[str, flo
     }
 
 
-def check(case: Case, implementation, rounding=None) -> None:
-    """Hold an implementation against a case; raises AssertionError.
+def check(case: Case, implementation, rounding=None, gradients: bool = True) -> None:
+    """Hold an implementation against a case, with its `gradients`; raises AssertionError.
 
     `rounding`, such as `tiled_rounding`, widens the budget: what it names need not be exact.
     """
-    found = run(case, implementation)
+    found = run(case, implementation, gradients)
     truth = run(case, reference) | case.answers
     twin = run(case, Twin(case.problem.dtype))
     wider = rounding(case, truth) if rounding else {}

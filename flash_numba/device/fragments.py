@@ -8,7 +8,7 @@ neighbours: element (i, j) of its (2, columns // 4) part is row ``8 * i`` and co
 import math
 from functools import cache
 
-from .fragment_softmax import largest_of_quad, total_of_quad
+from .fragment_softmax import EXACT_BELOW, largest_of_quad, total_of_quad
 from .functions import device_function
 from .numba_cuda import cuda, room, types
 from .online_softmax import ALL_LANES, LN_2, LOWEST, ROUNDED_THRESHOLD
@@ -37,7 +37,8 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
     ``update(rS, row_max, row_sum, rScale, factor)`` turns scores into weights
     ``2 ** (factor * (S - row_max))`` with `factor` > 0 and says whether `acc_o` must be multiplied
     by `rScale` - ``rescale(acc_o, rScale)`` - before they are used: apart, since `acc_o` may be in
-    the tensor cores' hands meanwhile. A masked score is -inf, as is `row_max` before the first key.
+    the tensor cores' hands meanwhile. Far scores are subtracted first, as they are exact then (see
+    `fragment_softmax.EXACT_BELOW`). A masked score is -inf, as is `row_max` before the first key.
     """
 
     @room
@@ -66,10 +67,22 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
             row_sum[i] *= rScale[i]
 
     @room
+    def subtract_far(rS, row_max, rShift):
+        for i in range(ROWS):
+            unroll_full()
+            if abs(rShift[i]) > types.float32(EXACT_BELOW):
+                rShift[i] = 0
+                for j in range(columns):
+                    unroll_full()
+                    rS[i, j] -= larger(row_max[i], types.float32(LOWEST))
+
+    @room
     def update(rS, row_max, row_sum, rScale, factor):
         rTop = cuda.local.array(ROWS, types.float32)
+        rShift = cuda.local.array(ROWS, types.float32)
         rNext = cuda.local.array(ROWS, types.float32)  # two chains a row: neither waits for long
         margin = min(types.float32(threshold) / factor, types.float32(-LOWEST))
+        far = types.float32(EXACT_BELOW) / factor
         for i in range(ROWS):
             unroll_full()
             rTop[i], rNext[i] = rS[i, 0], rS[i, 1]
@@ -83,16 +96,20 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
         for i in range(ROWS):
             unroll_full()
             rTop[i] = larger(rTop[i], rNext[i])
-            grown |= rTop[i] > row_max[i] + margin
+            grown |= (rTop[i] > row_max[i] + margin) | (abs(row_max[i]) > far)
         grown = cuda.any_sync(ALL_LANES, grown)
         if grown:
             raise_maxima(rTop, row_max, row_sum, rScale, factor)
         for i in range(ROWS):
             unroll_full()
-            shift = larger(row_max[i] * factor, types.float32(LOWEST))
+            rShift[i] = larger(row_max[i] * factor, types.float32(LOWEST))
+        if grown:
+            subtract_far(rS, row_max, rShift)
+        for i in range(ROWS):
+            unroll_full()
             for j in range(columns):
                 unroll_full()
-                rS[i, j] = exp2(rS[i, j] * factor - shift)
+                rS[i, j] = exp2(rS[i, j] * factor - rShift[i])
                 row_sum[i] += rS[i, j]
         return grown
 
