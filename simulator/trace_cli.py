@@ -95,6 +95,7 @@ def trace_command(
     collect: Annotated[
         bool, typer.Option("--collect", help="Go on after an error where possible.")
     ] = False,
+    cluster: Annotated[int, typer.Option(min=1, help="Neighbouring blocks of a cluster.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a CUDA kernel on the CPU, thread by thread: count its accesses, find its errors."""
@@ -107,7 +108,8 @@ def trace_command(
     kernel, grid, block, arguments, shared_bytes = load_case(target)
     errors = "collect" if collect else "raise"
     try:
-        report = trace(kernel, errors=errors)[grid, block, 0, shared_bytes](*arguments)
+        tracer = trace(kernel, errors=errors, cluster=cluster)
+        report = tracer[grid, block, 0, shared_bytes](*arguments)
     except KernelError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None

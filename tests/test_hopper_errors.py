@@ -134,7 +134,11 @@ def test_fault(fault):
     with pytest.raises(KernelError, match=message) as caught:
         run(fault)
     assert caught.value.finding.kind == kind
-    assert caught.value.finding.places
+    found = [place.text for place in caught.value.finding.places]
+    assert found
+    if "product" in message:
+        product = "add(acc, rP, sA)" if fault == "overwrites weights" else "multiply(acc, sA, sA)"
+        assert found[1] == product
 
 
 # Ways of its own: what threads write, and what the copy engine and the tensor cores read

@@ -91,6 +91,7 @@ def test_json_holds_every_count(naive):
 CASES = """
 import numpy as np
 from numba import cuda
+from flash_numba.device.hopper.clusters import cluster_rank
 
 @cuda.jit
 def double(x, y):
@@ -102,6 +103,12 @@ def double_case():
 
 def short():
     return double, 2, 32, (np.ones(60, np.float32), np.zeros(64, np.float32))
+
+def rank(y):
+    y[cuda.blockIdx.x] = cluster_rank()
+
+def rank_case():
+    return rank, 4, 32, (np.zeros(4, np.float32),)
 
 def nonsense():
     return 3
@@ -125,10 +132,14 @@ def test_command_shows_a_report_or_one_warp(cases):
     result = command(f"{cases}:double")
     assert result.exit_code == 0
     assert "double on grid (2, 1, 1)" in result.output
-    result = command(f"{cases}:double", "--line", "8", "--array", "x")
+    result = command(f"{cases}:double", "--line", "9", "--array", "x")
     assert "32 lanes, 4 sectors" in result.output
     result = command(f"{cases}:double", "--json")
     assert json.loads(result.output)["blocks"] == 2
+    assert command(f"{cases}:rank", "--cluster", "2").exit_code == 0
+    refused = command(f"{cases}:rank", "--cluster", "3")
+    assert refused.exit_code == 1
+    assert "multiple of the cluster's 3" in refused.output
 
 
 @pytest.mark.parametrize("step", ["naive", "conflict_free"])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from .arrays import Array
-from .errors import Finding, KernelError
+from .errors import Finding, KernelError, Place
 from .order import Groups, Sync
 from .runtime import Runtime
 from .thread import Thread
@@ -93,9 +93,14 @@ class Context:
         """Whether errors are looked for."""
         return self.runtime.checking
 
-    def error(self, kind: str, message: str) -> KernelError:
+    @property
+    def place(self) -> Place:
+        """The line that runs."""
+        return self.runtime.positions[self.runtime.here][0]
+
+    def error(self, kind: str, message: str, *also: Place) -> KernelError:
         """An error to raise at the line that runs; `kind` is one of `errors.KINDS`."""
-        return self.runtime.error(kind, message)
+        return self.runtime.error(kind, message, None, *also)
 
     def wait(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
         """Stop the running thread until `condition` holds; only with scope "thread".

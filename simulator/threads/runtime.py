@@ -146,10 +146,12 @@ class Runtime:
         """The running thread, in words."""
         return f"thread {self.thread.index} of block {self.block}"
 
-    def error(self, kind: str, message: str, place: Place | None = None) -> KernelError:
+    def error(
+        self, kind: str, message: str, place: Place | None = None, *also: Place
+    ) -> KernelError:
         """An error of the running thread, at the call that runs unless told where."""
         place = place or self.positions[self.here][0]
-        return KernelError(Finding(kind, f"{message} ({self.who()})", (place,)))
+        return KernelError(Finding(kind, f"{message} ({self.who()})", (place, *also)))
 
     def report(self, error: KernelError) -> None:
         """Raise `error`, or note it once where findings are collected."""

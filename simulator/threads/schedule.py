@@ -263,4 +263,4 @@ class Team:
             kind, text = "uninitialised read", str(error)
         elif kind_of := getattr(error, "finding_kind", None):
             kind, text = kind_of, str(error)
-        return self.runtime.error(kind, text, place)
+        return self.runtime.error(kind, text, place, *getattr(error, "finding_places", ()))

@@ -16,23 +16,31 @@ class RegistersInFlight(RuntimeError):
 
     finding_kind = "asynchronous copy"
 
-    def __init__(self):
+    def __init__(self, where):
+        self.finding_places = (where,)
         super().__init__(
             "a register of a wgmma product is used while the product runs: wait for its group first"
         )
 
 
 class InFlight:
-    """What stands in a register until its product was waited for; any use of it is an error."""
+    """What stands in a register until its product was waited for; any use of it is an error.
 
-    __slots__ = ("value",)
+    Attributes
+    ----------
+    value : number
+    where : Place
+        The product.
+    """
 
-    def __init__(self, value):
-        self.value = value
+    __slots__ = ("value", "where")
+
+    def __init__(self, value, where):
+        self.value, self.where = value, where
 
 
-def _refuse(*_):
-    raise RegistersInFlight
+def _refuse(*operands):
+    raise RegistersInFlight(next(x.where for x in operands if x.__class__ is InFlight))
 
 
 _BINARY = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
@@ -107,13 +115,13 @@ def _values(local) -> list:
     return [[x.value if x.__class__ is InFlight else x for x in row] for row in local.data]
 
 
-def _occupy(arrays, values) -> list:
+def _occupy(context, arrays, values) -> list:
     """Put `InFlight` with new values into the threads' local arrays; gives what to check later."""
     held = []
     for local, new in zip(arrays, values, strict=True):
         for row, numbers in zip(local.data, new, strict=True):
             for j, number in enumerate(numbers):
-                row[j] = InFlight(number)
+                row[j] = InFlight(number, context.place)
                 held.append((row, j, row[j]))
     return held
 
@@ -140,7 +148,7 @@ def multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile):
             A = tile_from(left[0], a, 64, dtype)
             B = tile_from(right[0], b, b.rows, dtype)
         sums = parts_of_sums((A @ B.T).astype(np.float32))
-        running.groups.append((running.issued, _occupy(accs, sums)))
+        running.groups.append((running.issued, _occupy(context, accs, sums)))
 
     return emulate
 
@@ -157,8 +165,8 @@ def add_product(dtype: str, depth: int, b: SwizzledTile):
         words = [_values(left) for left in lefts]
         old = matrix_of_sums(np.array([_values(acc) for acc in accs], np.float64))
         sums = parts_of_sums((old + matrix_of_words(np.array(words), dtype) @ B).astype(np.float32))
-        held = _occupy(lefts, words)
-        running.groups.append((running.issued, held + _occupy(accs, sums)))
+        held = _occupy(context, lefts, words)
+        running.groups.append((running.issued, held + _occupy(context, accs, sums)))
 
     return emulate
 
@@ -176,7 +184,7 @@ def multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTile, n
             parts = [tile_from(left[0][t : t + 1], panel, a.rows, dtype) for t in range(count)]
             B = tile_from(right[0], b, n, dtype)
         sums = parts_of_sums((np.concatenate(parts).T @ B.T).astype(np.float32))
-        running.groups.append((running.issued, _occupy(accs, sums)))
+        running.groups.append((running.issued, _occupy(context, accs, sums)))
 
     return emulate
 
@@ -197,6 +205,7 @@ def wait(pending: int):
                     raise context.error(
                         "asynchronous copy",
                         "a register of a wgmma product was overwritten while the product ran",
+                        mark.where,
                     )
         running.groups = [one for one in running.groups if one[0] > running.done]
         if running.done:
