@@ -113,7 +113,8 @@ class Rung:
     deterministic : bool
         Whether its backward gives the same bits each time.
     borrows_backward : tuple of (str, int), or None
-        Another rung, whose kernels do the backward pass where a head dimension is above the number.
+        Another rung, whose kernels do the backward pass where a head dimension is above the number,
+        or where gradients of a bias or of a score_mod's tensors are asked for.
     """
 
     name: str
@@ -182,14 +183,17 @@ class Rung:
             )
         return None
 
-    def on_backward(self, problem: Problem, gpu: Gpu | NoGpu) -> str:
+    def on_backward(self, problem: Problem, gpu: Gpu | NoGpu, needs: Sequence[str] = ()) -> str:
         """What is to be said of its backward pass on a GPU, if another rung's kernels do it."""
         if self.borrows_backward is None or isinstance(gpu, NoGpu):
             return ""
         name, most = self.borrows_backward
-        if max(problem.head_dim, problem.head_dim_v) <= most:
-            return ""
-        return f"its backward pass is {name}'s: its own takes head dimensions up to {most}"
+        reason = ""
+        if max(problem.head_dim, problem.head_dim_v) > most:
+            reason = f"its own takes head dimensions up to {most}"
+        elif asked := sorted({"bias", "score_mod"}.intersection(needs)):
+            reason = f"its own has no gradient of {' and '.join(asked)}"
+        return reason and f"its backward pass is {name}'s: {reason}"
 
 
 _NOT_PACKED = frozenset({"packed sequences"})
@@ -339,7 +343,8 @@ def look(
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
         else:
             chosen = rung
-    return Choice(chosen, gpu, reasons, chosen.on_backward(problem, gpu) if chosen else "")
+    of_backward = chosen.on_backward(problem, gpu, needs) if chosen else ""
+    return Choice(chosen, gpu, reasons, of_backward)
 
 
 def choose(

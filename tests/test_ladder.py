@@ -17,6 +17,7 @@ from simulator.programs import PROGRAMS
 NO_GPU = NoGpu("no CUDA GPU: none in tests")
 RNG = np.random.default_rng(11)
 PLAIN = Problem(8, 8, 16)
+PLAIN_HALF = Problem(8, 8, 16, dtype="fp16")
 
 
 def rung(name="one", modules=("somewhere", "somewhere"), **needs):
@@ -71,6 +72,7 @@ def test_explain_says_where_another_rung_does_the_backward():
         assert choice.rung is hopper
         assert (f"its backward pass is {name}'s" in str(choice)) == borrows
     assert not look(Problem(8, 8, most + 8, dtype="fp16"), NO_GPU).backward
+    assert "no gradient of bias" in look(PLAIN_HALF, gpu, needs=("q", "bias")).backward
 
 
 # Choosing
