@@ -6,6 +6,7 @@ those that the guarded table covers.
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -254,7 +255,8 @@ def _hopper(problem: Problem, build: Build):
 
 
 def _hopper_backward(problem: Problem, build: Build):
-    tiles, (scale_first, scale, factor) = hopper_backward_tiles(problem), hopper.factors(problem)
+    tiles = hopper_backward_tiles(replace(problem, seqlen_q=1 << 14))
+    scale_first, scale, factor = hopper.factors(problem)
     kernel = hopper_backward.make_backward(
         hopper_backward.backward_spec(problem), tiles, scale_first
     )

@@ -9,6 +9,9 @@ from .spec import padded
 LARGEST_HEAD_DIM = 128
 """Up to here dK and dV of 64 keys fit into the registers of a warpgroup."""
 
+FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {96: 1.0, 128: 1.01}}
+"""Queries of a tile without a mask, and what a query costs in it; by the wider head dimension."""
+
 
 class HopperBackwardTiles(NamedTuple):
     """How a block of one producer and two consumer warpgroups of 64 keys each works.
@@ -100,11 +103,13 @@ def hopper_backward_tiles(problem: Problem) -> HopperBackwardTiles:
     """The tiles of the backward kernel for a problem that fits."""
     depth, depth_v = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
     widest = max(depth, depth_v)
-    if (
-        problem.dropout_p > 0 or problem.score_mods or problem.softmax_scale <= 0
-    ):  # their registers want smaller tiles
+    busy = problem.dropout_p > 0 or problem.score_mods or problem.softmax_scale <= 0
+    if busy:  # their registers want smaller tiles
         return HopperBackwardTiles(depth, depth_v, 32 if widest == 128 else 64)
     masked = problem.visibility is not None or problem.block_mask is not None
-    if widest == 128:
-        return HopperBackwardTiles(depth, depth_v, 64 if masked else 80)
-    return HopperBackwardTiles(depth, depth_v, 128 if masked else 96)
+    if masked:
+        return HopperBackwardTiles(depth, depth_v, 64 if widest == 128 else 128)
+    # A tile counts whole, also where the sequence ends within it.
+    choices = FULL_TILES[widest]
+    tile_m = min(choices, key=lambda rows: padded(problem.seqlen_q, rows) * choices[rows])
+    return HopperBackwardTiles(depth, depth_v, tile_m)
