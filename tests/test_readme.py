@@ -166,7 +166,7 @@ def test_kernel_figures_are_those_measured():
 
 
 def test_step_figures_are_those_measured():
-    told = section("Six steps to flash2")
+    told, _ = section("Six steps to flash2").split("What each asks of memory")
     (path,) = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
     found = json.loads((ROOT / path).read_text())
     machine, rows = found["machine"], found["rows"]
@@ -177,6 +177,32 @@ def test_step_figures_are_those_measured():
     expected = [(f"`{row['step']}`", f"{row['tflops']:.1f}") for row in rows]
     expected.append(("torch", f"{rows[-1]['peer_tflops']['torch_efficient']:.1f}"))
     assert re.findall(r"^\| (`\S+`|torch) \| .* \| (\S+) \|$", told, re.MULTILINE) == expected
+
+
+COUNTERS = (
+    ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", 1, ",.0f"),
+    ("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", 1, ",.0f"),
+    ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum", 1e6, ".2f"),
+    ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum", 1e6, ".2f"),
+)
+"""Of the table of steps: counter, unit and format of a column."""
+
+
+def test_step_counters_are_those_measured():
+    _, told = section("Six steps to flash2").split("What each asks of memory")
+    (path,) = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
+    found = json.loads((ROOT / path).read_text())
+    machine, expected = found["machine"], []
+    assert f"{path}`: {machine['gpu']}, {machine['date']}" in " ".join(told.split())
+    for step in STEPS:
+        case = found["cases"][f"{step}-forward-full"]
+        size = case["problem"]
+        asked = "{num_heads} heads, {seqlen_q} queries, {seqlen_k} keys, head_dim {head_dim}."
+        assert asked.format(**size) in " ".join(told.split())
+        (launch,) = case["launches"]
+        cells = [f"{launch['counters'][name] / unit:{form}}" for name, unit, form in COUNTERS]
+        expected.append(f"| `{step}` | {' | '.join(cells)} |")
+    assert re.findall(r"^\| `.*", told, re.MULTILINE) == expected
 
 
 def test_costs_of_a_call_are_those_measured():
