@@ -94,6 +94,7 @@ CASES = [
     Case("tensor_core", "forward", "tails-gqa", TAILS | HALF),
     Case("tensor_core", "backward", "short", SHORT | HALF, False),
     Case("tensor_core", "backward", "even", EVEN | HALF),
+    Case("tensor_core", "backward", "two-kernels", EVEN | HALF | {"softmax_scale": -0.125}),
     Case("hopper", "forward", "short", SHORT | HALF),
     Case("hopper", "forward", "large", LARGE | HALF, False),
     Case("hopper", "backward", "even", EVEN | HALF),

@@ -12,6 +12,7 @@ from flash_numba.kernels import flash1, flash1_backward, offline, tensor_core_ti
 from flash_numba.kernels.builds import ARCHITECTURES, Build, all_builds, listed_builds, prepare
 from flash_numba.kernels.offline import assemble, compile_ptx, ptxas_release, static_shared_bytes
 from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
+from flash_numba.kernels.tensor_core_gradients_tiles import gradient_tiles
 from flash_numba.ladder import RUNGS
 from flash_numba.launch import SHARED_LIMITS, shared_limit
 
@@ -42,6 +43,7 @@ TENSOR_CORE_COMPILED_HERE = [
     ("tensor_core", "forward", "bf16", 128, "causal", (8, 9)),
     ("tensor_core", "forward", "fp16", 128, "full", (9, 0, "a")),
     ("tensor_core", "forward", "fp16", 64, "ALiBi and dropout", (9, 0, "a")),
+    ("tensor_core", "backward", "bf16", 64, "causal", (9, 0, "a")),
     ("tensor_core", "backward dQ", "bf16", 64, "causal", (8, 0)),
     ("tensor_core", "backward dKdV", "fp16", 128, "full", (9, 0, "a")),
 ]
@@ -67,14 +69,14 @@ def test_table_covers_the_listed_builds():
 def test_table_of_the_fast_tiles(key):
     """flash2's backward never spills; on the GPUs of most shared memory nothing plain does."""
     row = ROWS[key]
-    static = 0 if key[0] == "tensor_core" else 16
+    static = 0 if key[0] == "tensor_core" and key[1] != "backward" else 16
     assert row["shared_bytes"] + static <= 1024 * DATA_SHEET_KB[key[5][:2]]
     assert row["registers"] <= 255
     plain = key[5][:2] == (9, 0) and key[3] <= 128 and key[4] == "full"
     if plain or key[:2] == ("flash2", "backward"):
-        # 128 keys at once, or dK and dV side by side, take every register: a dozen loads a tile
-        # cost less than another tile.
-        full = key[1] == "backward dKdV" or (key[1] == "forward" and key[3] == 64)
+        # dK and dV side by side take every register: a dozen loads a tile cost less than another
+        # tile.
+        full = key[1] == "backward dKdV" or (key[1] == "backward" and key[3] == 128)
         allowed = 48 if key[0] == "tensor_core" and full else 0
         assert row["spill_bytes"] <= allowed
         assert row["stack_bytes"] <= allowed
@@ -185,6 +187,13 @@ def test_tensor_core_tiles_of_every_head_dim_fit_every_gpu(cc, vectors):
             assert tiles.depth >= head_dim
             assert tiles.depth_v >= head_dim_v
             assert tiles.tile_n % (tiles.threads // 8) == tiles.tile_m % (tiles.threads // 8) == 0
+            gradients = gradient_tiles(spec, cc, shared_limit(cc))
+            assert (gradients is None) == (cc == (7, 5)) or max(head_dim, head_dim_v) > 128
+            if gradients is not None:
+                at_once = gradients.threads // 8
+                assert gradients.tile_n % at_once == gradients.tile_m % at_once == 0
+                assert gradients.dq_blocks * gradients.dq_spread > 0
+                assert gradients.shared_bytes + 16 <= shared_limit(cc)
 
 
 HOPPER_COMPILED_HERE = [

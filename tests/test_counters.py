@@ -180,8 +180,6 @@ COMPULSORY = {
     ("flash2-backward-large", "flash2_backward"): "q k v o q lse lse",
     ("tensor_core-forward-large", "tensor_core_forward"): "q k v",
     ("tensor_core-backward-large", "row_dots"): "o o",
-    ("tensor_core-backward-large", "tensor_core_dq"): "q k v o lse lse",
-    ("tensor_core-backward-large", "tensor_core_dkv"): "q k v o lse lse",
     ("hopper-forward-large", "hopper_forward"): "q k v",
 }
 """Tensors that a launch finds in DRAM, by their sizes: dO is like o, dQ like q, delta like lse."""

@@ -128,7 +128,9 @@ def in_batches(problem, array):
     return np.broadcast_to(stored(array), (max(problem.batch, 1), *array.shape))
 
 
-def kernels(problem, packed, q, k, v, do, count=False, chunks=None, sizes=(1, 2, 32)) -> Any:
+def kernels(
+    problem, packed, q, k, v, do, count=False, chunks=None, sizes=(1, 2, 32), **tile
+) -> Any:
     """Outputs of all three kernels, and their reports: tiles of 32 queries and keys."""
     depths = padded(problem.head_dim, 16), padded(problem.head_dim_v, 16)
     if chunks is None:
@@ -148,7 +150,7 @@ def kernels(problem, packed, q, k, v, do, count=False, chunks=None, sizes=(1, 2,
         grid = len(rows) * heads
         reports[name] = run(kernel, grid, tiles.threads, tiles.shared_bytes, arguments, None, count)
 
-    tiles: Any = TensorTiles(*depths, *sizes, 1)
+    tiles: Any = TensorTiles(*depths, *sizes, 1, **tile)
     arrays = q, k, v, found["o"], found["lse"]
     kernel = tensor_core.make_forward(spec, tiles, folded)
     launch("forward", kernel, tiles, problem.num_heads, arrays, False)
@@ -209,6 +211,13 @@ def test_kernels(name):
     problem, packed = packed_problem(**CASES[name])
     arrays = packed_arrays(problem)
     hold(problem, kernels(problem, packed, **arrays)[0], arrays)
+
+
+def test_groups_of_warps_in_turns():
+    problem, packed = packed_problem(**CASES["used"])
+    arrays = packed_arrays(problem)
+    found, _ = kernels(problem, packed, **arrays, sizes=(1, 4, 16), in_turns=True)
+    hold(problem, found, arrays)
 
 
 def test_alibi_of_each_sequence():

@@ -8,6 +8,8 @@ tile.
 import math
 from functools import cache
 
+from .fragment_exchange import store_fragment
+from .fragment_products import make_mma
 from .numba_cuda import cuda, room, types
 from .online_softmax import ALL_LANES, LOG2_E
 from .ptx import exp2
@@ -65,7 +67,7 @@ def make_column_gradient(rows: int, columns: int):
     def subtract_delta(rdP, shared, delta_at, lane):
         for j in range(columns):
             unroll_full()
-            delta = shared[delta_at + query_of(j, lane)]
+            delta = shared[types.uint32(delta_at + query_of(j, lane))]
             for i in range(rows):
                 unroll_full()
                 rdP[i, j] -= delta
@@ -75,7 +77,7 @@ def make_column_gradient(rows: int, columns: int):
         for j in range(columns):
             unroll_full()
             query = query_of(j, lane)
-            lse2 = log2_units(shared[lse_at + query])
+            lse2 = log2_units(shared[types.uint32(lse_at + query)])
             lse2 = lse2 if types.int32(query) < left else types.float32(math.inf)
             for i in range(rows):
                 unroll_full()
@@ -84,6 +86,76 @@ def make_column_gradient(rows: int, columns: int):
                 rdP[i, j] *= p
 
     return subtract_delta, weights
+
+
+@cache
+def make_gradient_parts(
+    dtype: str, row_blocks: int, columns: int, pitch: int, steps: tuple[int, int]
+):
+    """The same in parts, to be done while the tensor cores are busy: three rooms.
+
+    Parameters
+    ----------
+    dtype, row_blocks
+        As in `fragment_products.make_multiply_transposed`.
+    columns : int
+        Queries of a lane, a multiple of 4.
+    pitch : int
+        Of the tile of dS in shared memory.
+    steps : tuple of int
+        In how many parts weights and dS are made.
+
+    Notes
+    -----
+    ``begin(rdP, shared, delta_at, lane)`` sets dP to -delta, for a product to be added to;
+    ``weights(step, (rS, shared, lse_at, factor, lane))`` turns scores into P, and ``gradient(step,
+    (rS, rdP, rdS, shared, at))`` makes dS = P∘(dP - delta) of it, packed as A fragments in `rdS`
+    and stored as `fragment_exchange.make_share_fragments` does. Queries that do not exist, whose
+    rows of Q and dO are 0, get dS = 0.
+    """
+    _, pack = make_mma(dtype)
+    rows, words = 2 * row_blocks, row_blocks * columns
+    columns_each, words_each = -(-columns // steps[0]), -(-words // steps[1])
+
+    @room
+    def number(shared, at, j, lane):
+        return shared[types.uint32(at + 8 * (j // 2) + j % 2 + lane % 4 * 2)]
+
+    @room
+    def begin(rdP, shared, delta_at, lane):
+        for j in range(columns):
+            unroll_full()
+            delta = number(shared, delta_at, j, lane)
+            for i in range(rows):
+                unroll_full()
+                rdP[i, j] = -delta
+
+    @room
+    def weights(step, args):
+        rS, shared, lse_at, factor, lane = args
+        for u in range(columns_each):
+            unroll_full()
+            j = step * columns_each + u
+            if j < columns:
+                lse2 = log2_units(number(shared, lse_at, j, lane))
+                for i in range(rows):
+                    unroll_full()
+                    rS[i, j] = exp2(rS[i, j] * factor - lse2)
+
+    @room
+    def gradient(step, args):
+        rS, rdP, rdS, shared, at = args
+        for u in range(words_each):
+            unroll_full()
+            word = step * words_each + u
+            if word < words:
+                k, rest = word // (4 * row_blocks), word % (4 * row_blocks)
+                m, h = rest % (2 * row_blocks) // 2, rest // (2 * row_blocks) * 2 + rest % 2
+                i, j = 2 * m + h % 2, 4 * k + h // 2 * 2
+                rdS[k, m, h] = pack(rS[i, j] * rdP[i, j], rS[i, j + 1] * rdP[i, j + 1])
+                store_fragment(shared, at, k, m, h, rdS[k, m, h], pitch)
+
+    return begin, weights, gradient
 
 
 @room

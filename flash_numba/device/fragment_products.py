@@ -105,6 +105,11 @@ def make_read_rows(row_blocks: int, depth: int, pitch: int):
     return read_rows
 
 
+@room
+def nothing(step, args):
+    """What is done between products if nothing else is."""
+
+
 @cache
 def make_multiply_transposed(
     dtype: str,
@@ -115,6 +120,10 @@ def make_multiply_transposed(
     pitch_b: int,
     kept: bool,
     ampere: bool,
+    first_step: int = 0,
+    last_step: int | None = None,
+    clears: bool = True,
+    meanwhile=None,
 ):
     """Room ``multiply_transposed(rC, rA, shared, a_at, b_at)``: ``C = A @ B.T``.
 
@@ -131,6 +140,13 @@ def make_multiply_transposed(
         (`rA` of shape (1, row_blocks, 4)).
     ampere : bool
         See `make_mma`.
+    first_step, last_step : int
+        Only these steps of 16 columns.
+    clears : bool
+        C is 0 before; else the product is added to it.
+    meanwhile : room, optional
+        ``meanwhile(step, args)`` is called in each step, `args` being a further argument: other
+        work, for the time in which the tensor cores are busy.
 
     Notes
     -----
@@ -138,7 +154,9 @@ def make_multiply_transposed(
     `b_at` is `lane_of_columns`.
     """
     accumulate, _ = make_mma(dtype, ampere)
-    steps = depth // 16
+    stop = depth // 16 if last_step is None else last_step
+
+    works, busy = meanwhile is not None, meanwhile or nothing
 
     @room
     def clear(rC):
@@ -149,9 +167,10 @@ def make_multiply_transposed(
                 rC[i, j] = 0
 
     @room
-    def multiply_transposed(rC, rA, shared, a_at, b_at):
-        clear(rC)
-        for k in range(steps):
+    def multiply_transposed(rC, rA, shared, a_at, b_at, args=None):
+        if clears:
+            clear(rC)
+        for k in range(first_step, stop):
             unroll_full()
             along, block = k * 16 % 64, k * 16 // 64 * 64
             slot = k if kept else 0
@@ -169,13 +188,22 @@ def make_multiply_transposed(
                     a = (rA[slot, m, 0], rA[slot, m, 1], rA[slot, m, 2], rA[slot, m, 3])
                     accumulate(rC, 2 * m, 4 * n, a, (b[0], b[1]))
                     accumulate(rC, 2 * m, 4 * n + 2, a, (b[2], b[3]))
+            if works:
+                busy(k, args)
 
     return multiply_transposed
 
 
 @cache
 def make_multiply_add(
-    dtype: str, row_blocks: int, tile_n: int, depth: int, pitch: int, ampere: bool = True
+    dtype: str,
+    row_blocks: int,
+    tile_n: int,
+    depth: int,
+    pitch: int,
+    ampere: bool = True,
+    spread: int = 1,
+    meanwhile=None,
 ):
     """Room ``multiply_add(rC, rP, shared, b_at)``: ``C += P @ B``.
 
@@ -184,29 +212,39 @@ def make_multiply_add(
     dtype, row_blocks, ampere
         As above.
     tile_n, depth : int
-        Rows and columns of B; multiples of 16.
+        Rows of B, and columns of B that this warp takes; multiples of 16.
     pitch : int
+    spread : int
+        Warps that share the columns, 1, 2 or 4: each takes 16 of every ``16 * spread``.
+    meanwhile
+        As above, in each step of 16 rows and 16 columns.
 
     Notes
     -----
     `rP` are the A fragments that `make_pack_weights` makes; `rC` has shape (2 * row_blocks,
-    depth // 4); `b_at` is `lane_of_rows` of B.
+    depth // 4); `b_at` is `lane_of_rows` of B, exclusive or 16 times the warp's number among those
+    that share the columns.
     """
     accumulate, _ = make_mma(dtype, ampere)
+    step = 16 * spread
+
+    works, busy = meanwhile is not None, meanwhile or nothing
 
     @room
-    def multiply_add(rC, rP, shared, b_at):
+    def multiply_add(rC, rP, shared, b_at, args=None):
         for k in range(tile_n // 16):
             unroll_full()
             for n in range(depth // 16):
                 unroll_full()
-                at = (b_at ^ (n * 16 % 64)) + (n * 16 // 64 * 64 + k * 16 * pitch)
+                at = (b_at ^ (n * step % 64)) + (n * step // 64 * 64 + k * 16 * pitch)
                 b = ldmatrix_x4_trans(shared, at)
                 for m in range(row_blocks):
                     unroll_full()
                     a = (rP[k, m, 0], rP[k, m, 1], rP[k, m, 2], rP[k, m, 3])
                     accumulate(rC, 2 * m, 4 * n, a, (b[0], b[1]))
                     accumulate(rC, 2 * m, 4 * n + 2, a, (b[2], b[3]))
+                if works:
+                    busy(k * (depth // 16) + n, args)
 
     return multiply_add
 

@@ -36,7 +36,9 @@ def total_of_quad(x):
 
 
 @cache
-def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
+def make_fragment_softmax(
+    tile_rows: int, tile_columns: int, out_columns: int, threshold: float = ROUNDED_THRESHOLD
+):
     """Rooms ``start``, ``update`` and ``finish`` of the online softmax.
 
     Parameters
@@ -45,6 +47,8 @@ def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
         Shape of a lane's part of the scores.
     out_columns : int
         Columns of its part of O.
+    threshold : float
+        See `online_softmax.ROUNDED_THRESHOLD`.
 
     Notes
     -----
@@ -54,7 +58,7 @@ def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
     of the scores. It starts at the lowest number, not -inf: nothing is ever -inf - -inf.
 
     ``update(rS, row_max, row_sum, acc_o, factor)`` leaves P in `rS`. It rescales O only where a
-    maximum grew by more than `ROUNDED_THRESHOLD`: then, one vote of the warp having said so, lanes
+    maximum grew by more than `threshold`: then, one vote of the warp having said so, lanes
     exchange their maxima, which they need not do in any other tile.
     """
 
@@ -100,7 +104,7 @@ def make_fragment_softmax(tile_rows: int, tile_columns: int, out_columns: int):
             for j in range(1, tile_columns):
                 unroll_full()
                 rTop[i] = larger(rTop[i], rS[i, j])
-            rare |= (rTop[i] - row_max[i]) * factor > types.float32(ROUNDED_THRESHOLD)
+            rare |= (rTop[i] - row_max[i]) * factor > types.float32(threshold)
             rShift[i] = row_max[i] * factor
             rare |= abs(rShift[i]) > types.float32(EXACT_BELOW)
         if cuda.any_sync(ALL_LANES, rare):

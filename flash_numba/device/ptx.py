@@ -316,6 +316,21 @@ def load_uncached(typingctx, array, index):
     return types.float32(array, index), codegen
 
 
+@emulated_by(_load4)
+def load4_uncached(typingctx, array, index):
+    """``ld.global.cg.v4.f32`` (9.7.9.1): as `load_uncached`, four neighbours; see `load4`."""
+
+    def codegen(context, builder, signature, args):
+        address = _element(context, builder, array, args, index)
+        text = "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];"
+        four = ir.LiteralStructType([F32] * 4)
+        constraints = "=f,=f,=f,=f,l,~{memory}"
+        loaded = assembly(builder, text, constraints, [address], four, side_effect=True)
+        return cgutils.pack_array(builder, cgutils.unpack_tuple(builder, loaded, 4))
+
+    return types.UniTuple(types.float32, 4)(array, index), codegen
+
+
 @emulated_by(lambda array, index: int(array[index]), traffic="acquire")
 def load_acquire(typingctx, array, index):
     """``ld.acquire.gpu.global.s32`` (9.7.9.8): what the writer wrote before is visible after it."""

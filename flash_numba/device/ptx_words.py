@@ -88,6 +88,12 @@ store_word = _store(
     1,
     "``st.shared.b32`` (9.7.9.11): ``store_word(array, index, word)``, 2 elements.",
 )
+store_word_global = _store(
+    "store_word_global",
+    GLOBAL,
+    1,
+    "``st.global.b32`` (9.7.9.11): ``store_word_global(array, index, word)``, 2 elements.",
+)
 store_words4_global = _store(
     "store_words4_global",
     GLOBAL,

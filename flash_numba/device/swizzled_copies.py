@@ -83,10 +83,11 @@ def make_load_tile(
 
 
 @cache
-def make_arrivals(asynchronous: bool):
-    """Rooms ``commit()`` and ``arrive()``: close a group of copies, wait for all of this thread.
+def make_arrivals(asynchronous: bool, pending: int = 0):
+    """Rooms ``commit()`` and ``arrive()``: close a group of copies, wait for those of this thread.
 
-    A barrier must follow `arrive`. Copies that are not `asynchronous` need neither.
+    The latest `pending` groups need not have arrived. A barrier must follow `arrive`. Copies that
+    are not `asynchronous` need neither.
     """
 
     @room
@@ -97,7 +98,7 @@ def make_arrivals(asynchronous: bool):
     @room
     def arrive():
         if asynchronous:
-            copy_wait_group(0)
+            copy_wait_group(pending)
 
     return commit, arrive
 

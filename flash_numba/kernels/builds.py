@@ -31,6 +31,7 @@ from . import (
     tensor_core_backward_tiles,
     tensor_core_dkv,
     tensor_core_dq,
+    tensor_core_gradients,
     tensor_core_tiles,
 )
 from .arguments import extra_values
@@ -40,6 +41,7 @@ from .offline import Resources, assemble, compile_ptx
 from .spec import Spec, backward_tiles, forward_tiles
 from .standard_products import make_column_blocks, make_row_blocks
 from .standard_tiles import square_tiles
+from .tensor_core_gradients_tiles import gradient_tiles
 
 ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0, "a"), (12, 0))
 """Compute capabilities that the kernels are built for."""
@@ -120,11 +122,27 @@ def listed_builds() -> Iterator[Build]:
     yield from _simple_builds()
 
 
-TENSOR_CORE = "forward", "backward dQ", "backward dKdV"
-"""Kernels of the tensor-core rung."""
+TENSOR_CORE = "forward", "backward", "backward dQ", "backward dKdV"
+"""Kernels of the tensor-core rung; the second makes all gradients, where it is made at all."""
+
+
+def _is_made(build: Build) -> bool:
+    """Whether the rung has a kernel for the build."""
+    if build[:2] != ("tensor_core", "backward"):
+        return True
+    if build.kind == PACKED:
+        return False
+    problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **PROBLEMS[build.kind])
+    spec, cc = Spec.of(problem, True), build.cc[:2]
+    return gradient_tiles(spec, cc, shared_limit(cc)) is not None
 
 
 def _tensor_core_builds() -> Iterator[Build]:
+    """Those of `_tensor_core_candidates` that there are."""
+    yield from filter(_is_made, _tensor_core_candidates())
+
+
+def _tensor_core_candidates() -> Iterator[Build]:
     """Both element types where they are timed, one elsewhere, and the least regular problems."""
     for name in TENSOR_CORE:
         for cc in ARCHITECTURES:
@@ -162,13 +180,14 @@ def all_builds() -> Iterator[Build]:
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
         kinds = [*PROBLEMS, *([] if "packed sequences" in rung.kernels_lack else [PACKED])]
         axes: Any = kernels, rung.dtypes, depths, kinds, ARCHITECTURES
-        for build in itertools.product(*axes) if rung.name in _PREPARE else ():
-            direction, dtype, head_dim, _, cc = build
-            borrows = direction == "backward" and rung.borrows_backward
-            if borrows and head_dim > borrows[1]:
+        for axis in itertools.product(*axes) if rung.name in _PREPARE else ():
+            build = Build(rung.name, *axis)
+            borrows = build.direction == "backward" and rung.borrows_backward
+            if borrows and build.head_dim > borrows[1]:
                 continue
-            if cc >= rung.needed_capability(dtype) and (not rung.majors or cc[0] in rung.majors):
-                yield Build(rung.name, *build)
+            cc, needed = build.cc, rung.needed_capability(build.dtype)
+            if cc >= needed and (not rung.majors or cc[0] in rung.majors) and _is_made(build):
+                yield build
 
 
 def _simple_builds() -> Iterator[Build]:
@@ -232,6 +251,12 @@ def _tensor_core(problem: Problem, build: Build):
         tiles = tensor_core_tiles.forward_tiles(spec, cc, limit)
         kernel = tensor_core.make_forward(spec, tiles, folded)
         arguments = (four, four, four, four, vector, 1.0, 1.0)
+    elif build.direction == "backward":
+        tiles = gradient_tiles(spec, cc, limit)
+        assert tiles is not None
+        kernel = tensor_core_gradients.make_gradients(spec, tiles)
+        turns = _array("fp32", 4), _array("int32", 3), _array("int32", 1)
+        arguments = (four, four, four, four, vector, vector, *turns, four, four, four, 1.0, 1.0)
     elif build.direction == "backward dQ":
         tiles = tensor_core_backward_tiles.query_gradient_tiles(spec, cc, limit)
         kernel = tensor_core_dq.make_query_gradient(spec, tiles, folded)

@@ -49,6 +49,7 @@ from .arguments import extra_arguments
 from .backward_call import parts_of
 from .packed_tiles import as_batches, list_tiles
 from .spec import Spec
+from .tensor_core_in_turns import make_forward_in_turns
 from .tensor_core_tiles import TensorTiles, allows_chunks, forward_tiles, is_scale_folded
 
 LOG2_E = math.log2(math.e)
@@ -80,6 +81,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     -----
     Reads each Q tile once, and each visited K and V tile once a query tile; writes O and LSE once.
     """
+    if tiles.in_turns:
+        return make_forward_in_turns(spec, tiles, folded)
     threads, tile_m, tile_n = tiles.threads, tiles.tile_m, tiles.tile_n
     depth, depth_v, pitch, pitch_v = tiles.depth, tiles.depth_v, tiles.pitch, tiles.pitch_v
     blocks, warp_m = tiles.row_blocks, 16 * tiles.row_blocks

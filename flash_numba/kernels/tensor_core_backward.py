@@ -1,7 +1,9 @@
-"""tensor_core backward: delta, then dQ by query tiles, then dK and dV by key tiles.
+"""tensor_core backward: delta, then one kernel for all gradients, or a kernel for some.
 
-Each kernel owns what it writes, so nothing is added from outside and the same bits come out each
-time. A gradient that nobody asks for is not computed.
+Where all are asked for and the GPU has room, `tensor_core_gradients` computes them with five
+products, adding to dQ in turns. Else `tensor_core_dq` and `tensor_core_dkv` own what they write;
+they compute S and dP once each, and no gradient that nobody asks for. Either way the same bits come
+out each time.
 
 References
 ----------
@@ -33,21 +35,33 @@ from .tensor_core_backward_tiles import (
 )
 from .tensor_core_dkv import make_key_gradients
 from .tensor_core_dq import make_query_gradient
+from .tensor_core_gradients import launch_gradients
+from .tensor_core_gradients import workspace as gradients_workspace
+from .tensor_core_gradients_tiles import GradientTiles, gradient_tiles
 from .tensor_core_tiles import allows_chunks, is_scale_folded
 
 
 def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
     """Bytes that `backward` needs besides its results, in parts that follow one another.
 
-    What `packed_tiles.workspace` says; delta, a float32 for each of lse; sums
-    for the gradients of the score changes `numbers`.
+    What `packed_tiles.workspace` says; delta, a float32 for each of lse; sums for the gradients of
+    the score changes `numbers`; what `tensor_core_gradients.workspace` says.
     """
     lists = 0, 0, 0
     if problem.sequences is not None:
         q_tiles, k_tiles = chosen_tiles(Spec.of(problem, True))
         lists = packed_tiles.workspace(problem, q_tiles.tile_m, k_tiles.tile_n)
     rows = math.prod(problem.shapes["lse"])
-    return *lists, padded(4 * rows, 16), padded(aux_workspace(problem, numbers), 16)
+    sizes = padded(4 * rows, 16), padded(aux_workspace(problem, numbers), 16)
+    return *lists, *sizes, *gradients_workspace(problem, one_kernel_tiles(problem))
+
+
+def one_kernel_tiles(problem: Problem) -> GradientTiles | None:
+    """The tiles of the kernel of all gradients on the current GPU; None where there are two."""
+    cc = compute_capability()
+    if problem.sequences is not None or problem.seqlen_k == 0 or not is_scale_folded(problem):
+        return None
+    return gradient_tiles(Spec.of(problem, True), cc, shared_limit(cc))
 
 
 def chosen_tiles(spec: Spec) -> tuple[QueryGradientTiles, KeyGradientTiles]:
@@ -69,7 +83,7 @@ def backward(
     """
     check_differentiable(problem)
     parts = parts_of(memory, workspace(problem, asked_for(d_aux)))
-    at_shift, at_queries, at_keys, at_delta, at_aux = parts
+    at_shift, at_queries, at_keys, at_delta, at_aux, *at_sums = parts
     arrays = q, k, v, out, lse, dout, dq, dk, dv, dlse
     arrays = [None if x is None else DeviceArray.of(x) for x in arrays]
     arrays.append(contiguous(at_delta, problem.shapes["lse"], "fp32"))
@@ -84,6 +98,12 @@ def backward(
     scale, folded = problem.softmax_scale, is_scale_folded(problem)
     factors = (scale * LOG2_E if folded else LOG2_E), scale
     inputs = q, k, v, dout, lse, delta
+    tiles = one_kernel_tiles(problem)
+    if tiles is not None and None not in (dq, dk, dv):
+        grads = dq, dk, dv
+        launch_gradients(problem, spec, tiles, inputs, grads, factors, at_sums, stream)
+        launch_aux_gradients(problem, q, k, v, dout, lse, delta, d_aux, at_aux, stream)
+        return
     q_tiles, k_tiles = chosen_tiles(spec)
     if dq is not None:
         kernel = make_query_gradient(spec, q_tiles, folded)
@@ -120,5 +140,8 @@ def _launches(tiles: KeyGradientTiles, wants_dk: bool, wants_dv: bool) -> list[t
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:
     """The simulator's program of this schedule, and the second kernel's tile_m and tile_n."""
+    tiles = one_kernel_tiles(problem)
+    if tiles is not None:
+        return "flash2", tiles.tile_m, tiles.tile_n
     tiles = chosen_tiles(Spec.of(problem, True))[1]
     return "flash2_two_kernel", tiles.tile_m, tiles.tile_n

@@ -27,6 +27,8 @@ class TensorTiles(NamedTuple):
         A warp keeps its rows of Q; else it reads them again for every tile.
     ampere : bool
         The GPU has cc 8.0: asynchronous copies, and products 16 deep. Else products are 8 deep.
+    in_turns : bool
+        Two halves of the block's warps take turns on the tensor cores (`tensor_core_in_turns`).
     """
 
     depth: int
@@ -37,6 +39,7 @@ class TensorTiles(NamedTuple):
     blocks_per_sm: int = 2
     q_in_registers: bool = False
     ampere: bool = True
+    in_turns: bool = False
 
     @property
     def threads(self) -> int:
@@ -59,6 +62,11 @@ class TensorTiles(NamedTuple):
         return pitch_of(self.depth_v)
 
     @property
+    def stages(self) -> int:
+        """Places for tiles of K, and of V: as many are worked on as arrive."""
+        return 4 if self.in_turns else 2
+
+    @property
     def layout(self) -> tuple[int, int, int, int, int]:
         """Elements: pitch of Q (and O), where K and V begin, from one stage of K and V to the next.
 
@@ -67,13 +75,13 @@ class TensorTiles(NamedTuple):
         pitch_q = max(self.pitch, self.pitch_v)
         k_at = self.tile_m * pitch_q
         stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
-        return pitch_q, k_at, k_at + 2 * stage_k, stage_k, stage_v
+        return pitch_q, k_at, k_at + self.stages * stage_k, stage_k, stage_v
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         _, _, v_at, _, stage_v = self.layout
-        return 2 * (v_at + 2 * stage_v)
+        return 2 * (v_at + self.stages * stage_v)
 
 
 def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorTiles:
@@ -95,6 +103,8 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     if widest <= 64 and not is_busy(spec):
         choices.insert(0, (2, 4, 128, 2))
     tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
+    if widest <= 64 and not is_busy(spec) and cc >= (8, 0):
+        tiles.insert(0, TensorTiles(*depths, 2, 8, 64, 1, in_turns=True))
     return first_that_fits(spec, tiles, shared_bytes)
 
 

@@ -1,0 +1,276 @@
+"""tensor_core backward in one kernel: a block owns a key tile, and adds to dQ in its turn.
+
+Five products where two kernels need seven: S and dP are computed once, and serve all gradients. dK
+and dV stay in registers; dQ is summed in global memory, by the key tiles of a query tile in
+ascending order, so that the same bits come out each time. Warps in pairs work on the same keys, to
+read less from shared memory: each computes S^T and dP^T for half of the queries, and dK and dV for
+half of the columns; the other half of P^T and dS^T comes from its partner.
+
+References
+----------
+Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023,
+Algorithm 2.
+"""
+
+from functools import cache
+
+from ..arrays import contiguous
+from ..device.fragment_exchange import lane_of_words, make_multiply_add_shared
+from ..device.fragment_products import lane_of_columns, lane_of_rows, make_multiply_add
+from ..device.gradients import make_clear, take_ticket
+from ..device.numba_cuda import cuda, kernel, types
+from ..device.query_sums import make_query_sums, make_write_rounded
+from ..device.schedule import make_keys_of, make_query_walk
+from ..device.swizzled_copies import make_arrivals, make_load_tile
+from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_is_last, work_of
+from ..device.unroll import unroll_none
+from ..launch import fill_zero, launch
+from ..problem import Problem
+from ..tiling import ceil_div
+from .arguments import extra_arguments
+from .spec import Spec
+from .tensor_core_gradients_rooms import (
+    make_load_queries,
+    make_store_gradients,
+    make_weights_and_gradients,
+)
+from .tensor_core_gradients_tiles import GradientTiles
+
+
+@cache
+def make_gradients(spec: Spec, tiles: GradientTiles):
+    """The kernel that computes dQ, dK and dV of one specialisation.
+
+    Parameters
+    ----------
+    spec : Spec
+        Without score changes and dropout; the scale is folded (`is_scale_folded`).
+    tiles : GradientTiles
+
+    Returns
+    -------
+    kernel
+        ``tensor_core_gradients(Q, K, V, dO, LSE, Delta, Sums, Turns, Ticket, dQ, dK, dV, factor,
+        scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``: as
+        `tensor_core_dq.make_query_gradient`; Sums float32 (batch, num_heads, query tiles,
+        tile_m * depth), Turns int32 (batch, num_heads, query tiles) and Ticket int32 (1,), these
+        two zero.
+
+    Notes
+    -----
+    Reads K and V once, and each visiting Q and dO tile, with lse and delta, once a key tile. Of a
+    query tile that k key tiles visit, the sums of dQ are written and read k - 1 times; dQ, dK and
+    dV are written once.
+    """
+    threads, tile_m, tile_n, stages = tiles.threads, tiles.tile_m, tiles.tile_n, tiles.stages
+    depth, depth_v, pitch, pitch_v = tiles.depth, tiles.depth_v, tiles.pitch, tiles.pitch_v
+    blocks, sharing, pitch_p = tiles.row_blocks, tiles.sharing, tiles.pitch_p
+    warp_n, warp_m = 16 * blocks, tile_m // sharing
+    own_d, own_v, spread, dq_blocks = (
+        depth // sharing,
+        depth_v // sharing,
+        tiles.dq_spread,
+        tiles.dq_blocks,
+    )
+    rows, columns, k_columns, v_columns = 2 * blocks, warp_m // 4, own_d // 4, own_v // 4
+    q_rows, q_columns = 2 * dq_blocks, depth // spread // 4
+    v_at, q_at, do_at, ds_at, p_at, _, _ = tiles.layout
+    p_shape, a_shape = (warp_m // 16, blocks, 4), (1, blocks, 4)
+    # Warps that wait, each on a scheduler of its own.
+    at_once, releases, acquires = tiles.heads_at_once, 32 % threads, 64 % threads
+
+    keys_of = make_keys_of(spec.has_lengths)
+    walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
+    span, next_query_tile, turn_of, is_partial = make_query_walk(*walk)
+    is_last = make_is_last(*walk)
+    some = spec.key_range is not None or spec.has_lengths or spec.has_list
+    clear_unvisited = make_clear_unvisited(*walk, some, threads)
+    own = tile_n, threads, spec.vectors
+    load_k = make_load_tile(spec.head_dim, depth, *own, pitch)
+    load_v = make_load_tile(spec.head_dim_v, depth_v, *own, pitch_v)
+    load_queries = make_load_queries(spec, tiles)
+    commit, arrive = make_arrivals(True)
+    _, arrive_first = make_arrivals(True, 1)
+    clear_dk, clear_dv = make_clear(rows, k_columns), make_clear(rows, v_columns)
+    weights_and_gradients = make_weights_and_gradients(spec, tiles)
+    add_dk = make_multiply_add(spec.dtype, blocks, warp_m, own_d, pitch, True, sharing)
+    from_partner = spec.dtype, blocks, warp_m
+    add_dv_shared = make_multiply_add_shared(*from_partner, own_v, pitch_p, pitch_v, False, sharing)
+    add_dk_shared = make_multiply_add_shared(*from_partner, own_d, pitch_p, pitch, False, sharing)
+    add_dq = make_multiply_add_shared(
+        spec.dtype, dq_blocks, tile_n, depth // spread, pitch_p, pitch, True, spread
+    )
+    read_sums, write_sums = make_query_sums(q_rows, q_columns, threads)
+    write_dq = make_write_rounded(
+        spec.dtype, spec.head_dim, q_rows, q_columns, spread, spec.vectors
+    )
+    store_gradients = make_store_gradients(spec, tiles)
+
+    @kernel(threads, tiles.blocks_per_sm)
+    def tensor_core_gradients(
+        Q, K, V, dO, LSE, Delta, Sums, Turns, Ticket, dQ, dK, dV, factor, scale,
+        mask_aux, range_aux, score_aux, lengths, listed, dropout,
+    ):  # fmt: skip
+        # Schedule
+        tid = types.uint32(cuda.threadIdx.x)
+        warp, lane = tid // 32, tid % 32
+        seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
+        kv_heads, key_blocks = types.int32(K.shape[2]), (K.shape[1] + tile_n - 1) // tile_n
+        ticket = types.int32(take_ticket(Ticket, tid))
+        n_block, batch, kv_head = work_of(ticket, key_blocks, Q.shape[0], kv_heads, at_once)
+        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
+        group = num_heads // kv_heads
+        part, warp_rows = warp % sharing, warp // sharing * warp_n
+        first_k = types.int32(n_block * tile_n + warp_rows + lane // 4)
+
+        # Prologue
+        memory = cuda.shared.array(0, types.uint16, alignment=128)
+        numbers = cuda.shared.array(0, types.float32, alignment=128)
+        k_lane = warp_rows * pitch + lane_of_rows(lane, pitch)
+        v_lane = v_at + warp_rows * pitch_v + lane_of_rows(lane, pitch_v)
+        q_lane, do_lane = (
+            q_at + lane_of_columns(lane, pitch),
+            do_at + lane_of_columns(lane, pitch_v),
+        )
+        q_row_lane = (q_at + lane_of_rows(lane, pitch)) ^ (16 * part)
+        do_row_lane = (do_at + lane_of_rows(lane, pitch_v)) ^ (16 * part)
+        p_lane = (warp_rows * pitch_p + lane_of_words(lane, pitch_p)) ^ (part * warp_m)
+        p_row_lane = (warp_rows * pitch_p + lane_of_rows(lane, pitch_p)) ^ ((1 - part) * warp_m)
+        dq_row, dq_part = warp // spread * (16 * dq_blocks), warp % spread
+        ds_lane = ds_at + dq_row // 64 * 64 + (lane_of_columns(lane, pitch_p) ^ (dq_row % 64))
+        k_row_lane = lane_of_rows(lane, pitch) ^ (16 * dq_part)
+        acc_dk = cuda.local.array((rows, k_columns), types.float32)
+        acc_dv = cuda.local.array((rows, v_columns), types.float32)
+        rS = cuda.local.array((rows, columns), types.float32)
+        rdP = cuda.local.array((rows, columns), types.float32)
+        rdQ = cuda.local.array((q_rows, q_columns), types.float32)
+        rP = cuda.local.array(p_shape, types.uint32)
+        rdS = cuda.local.array(p_shape, types.uint32)
+        rA = cuda.local.array(a_shape, types.uint32)
+        clear_dk(acc_dk)
+        clear_dv(acc_dv)
+        seen = False
+
+        # Mainloop: the next Q and dO arrive while these are worked on.
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            tensors = Q[batch, :, head], dO[batch, :, head], LSE[batch, head], Delta[batch, head]
+            gdQ = dQ[batch, :, head]
+            where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
+            clear_unvisited(gdQ, tid, listed, *where)
+            start, stop = span(*where)
+            stop = types.int32(stop)
+            m_block = types.int32(next_query_tile(start, stop, *where, listed))
+            following = m_block
+            if m_block < stop:
+                if not seen:
+                    load_k(memory, 0, K[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
+                    load_v(memory, v_at, V[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
+                    seen = True
+                load_queries(memory, numbers, 0, tensors, m_block, seqlen_q, tid)
+                commit()
+                if stages == 3:
+                    following = types.int32(next_query_tile(m_block + 1, stop, *where, listed))
+                    if following < stop:
+                        load_queries(memory, numbers, 1, tensors, following, seqlen_q, tid)
+                    commit()
+                    arrive_first()
+            if stages == 3:
+                cuda.syncthreads()
+            stage, side, before = types.int32(0), types.int32(0), types.int32(-1)
+            while m_block < stop:
+                unroll_none()
+                turn = types.int32(turn_of(m_block, *where, listed))
+                if stages == 2:
+                    arrive()
+                    # This tile is here for all; nobody reads the one before, its sum is written.
+                    cuda.syncthreads()
+                    if tid == releases and before >= 0:
+                        leave_turn(Turns, batch, head, before, turn_of(before, *where, listed))
+                    following = types.int32(next_query_tile(m_block + 1, stop, *where, listed))
+                    if following < stop:
+                        load_queries(memory, numbers, 1 - stage, tensors, following, seqlen_q, tid)
+                    commit()
+                if tid == acquires:
+                    await_turn(Turns, batch, head, m_block, turn)
+                first_row = types.int32(m_block * tile_m)
+                first_q = types.int32(first_row + part * warp_m + lane % 4 * 2)
+                row = stage * tile_m + part * warp_m
+                registers = rS, rdP, rA, rP, rdS, acc_dv
+                products = k_lane, v_lane, q_lane + row * pitch, do_lane + row * pitch_v
+                stores = p_at + p_lane + side, ds_at + p_lane + side
+                places = *products, do_row_lane + row * pitch_v, *stores
+                positions = first_q, first_k, seqlen_q, seqlen_k, batch, head
+                partial = is_partial(m_block, *where, listed)
+                weights_and_gradients(
+                    registers, memory, numbers, places, row, positions, partial, mask_aux, factor,
+                    lane,
+                )  # fmt: skip
+                add_dk(acc_dk, rdS, memory, q_row_lane + row * pitch)
+                if stages == 3:
+                    arrive()
+                cuda.syncthreads()  # P and dS are here for all, and it is this block's turn
+                third = following
+                if stages == 3:
+                    if tid == releases and before >= 0:
+                        leave_turn(Turns, batch, head, before, turn_of(before, *where, listed))
+                    if following < stop:
+                        third = types.int32(next_query_tile(following + 1, stop, *where, listed))
+                    if third < stop:
+                        away = (stage + 2) % 3
+                        load_queries(memory, numbers, away, tensors, third, seqlen_q, tid)
+                    commit()
+                gSums = Sums[batch, head, m_block]
+                read_sums(rdQ, gSums, turn == 0, tid)
+                if sharing > 1:
+                    row = stage * tile_m + (1 - part) * warp_m
+                    p_row, ds_row = p_at + p_row_lane + side, ds_at + p_row_lane + side
+                    add_dv_shared(acc_dv, memory, p_row, do_row_lane + row * pitch_v)
+                    add_dk_shared(acc_dk, memory, ds_row, q_row_lane + row * pitch)
+                add_dq(rdQ, memory, ds_lane + side, k_row_lane)
+                if is_last(m_block, *where, listed):
+                    row = types.int32(first_row + dq_row)
+                    write_dq(gdQ, rdQ, row, seqlen_q, 16 * dq_part, scale, lane)
+                else:
+                    write_sums(gSums, rdQ, tid)
+                before, m_block, following = m_block, following, third
+                stage = types.int32((stage + 1) % stages)
+                if stages == 3:
+                    side = types.int32(tile_n * pitch_p - side)
+            cuda.syncthreads()  # nobody reads the tiles of this head any more, its sums are written
+            if tid == releases and before >= 0:
+                leave_turn(Turns, batch, head, before, turn_of(before, *where, listed))
+
+        # Epilogue
+        gdK, gdV = dK[batch, :, kv_head], dV[batch, :, kv_head]
+        first_row, stop = n_block * tile_n, types.int32(K.shape[1])
+        store_gradients(gdK, gdV, first_row, stop, memory, acc_dk, acc_dv, scale, tid)
+
+    return tensor_core_gradients
+
+
+def workspace(problem: Problem, tiles: GradientTiles | None) -> tuple[int, ...]:
+    """Bytes that the kernel needs: sums of dQ in float32, then turns with the ticket counter."""
+    if tiles is None:
+        return ()
+    query_tiles = problem.batch * problem.num_heads * ceil_div(problem.seqlen_q, tiles.tile_m)
+    return 4 * query_tiles * tiles.tile_m * tiles.depth, 4 * (query_tiles + 1)
+
+
+def launch_gradients(
+    problem: Problem, spec: Spec, tiles: GradientTiles, inputs, gradients, factors, at, stream
+) -> None:  # fmt: skip
+    """Launch the kernel; `at` are the addresses of the parts of `workspace`."""
+    heads, query_tiles = (
+        (problem.batch, problem.num_heads),
+        ceil_div(problem.seqlen_q, tiles.tile_m),
+    )
+    sums = contiguous(at[0], (*heads, query_tiles, tiles.tile_m * tiles.depth), "fp32")
+    turns = contiguous(at[1], (*heads, query_tiles), "int32")
+    size = workspace(problem, tiles)[1]
+    ticket = contiguous(at[1] + size - 4, (1,), "int32")
+    fill_zero(at[1], size, stream)
+    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n)
+    arguments = *inputs, sums, turns, ticket, *gradients, *factors, *extra
+    blocks = problem.batch * problem.num_kv_heads * ceil_div(problem.seqlen_k, tiles.tile_n)
+    kernel = make_gradients(spec, tiles)
+    launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)

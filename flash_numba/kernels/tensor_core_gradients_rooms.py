@@ -1,0 +1,134 @@
+"""Rooms of the tensor-core rung's one-kernel backward pass: what its main loop is made of."""
+
+from functools import cache
+
+from ..device.fragment_exchange import lane_of_words, make_share_fragments
+from ..device.fragment_gradients import make_gradient_parts, make_load_vector
+from ..device.fragment_products import (
+    make_multiply_add,
+    make_multiply_transposed,
+    make_pack_weights,
+)
+from ..device.numba_cuda import cuda, room, types
+from ..device.scores import make_mask_scores, make_scale_scores
+from ..device.swizzled_copies import make_load_tile, make_store_tile
+from .spec import Spec
+from .tensor_core_gradients_tiles import GradientTiles
+
+
+@cache
+def make_load_queries(spec: Spec, tiles: GradientTiles):
+    """Room ``load_queries(memory, numbers, stage, tensors, m_block, seqlen_q, tid)``.
+
+    Starts the copies of a query tile into one of the stages; `tensors` are views of one head's Q,
+    dO, lse and delta.
+    """
+    _, q_at, do_at, _, _, lse_at, delta_at = tiles.layout
+    tile_m, threads, pitch, pitch_v = tiles.tile_m, tiles.threads, tiles.pitch, tiles.pitch_v
+    copies = tile_m, threads, spec.vectors
+    load_q = make_load_tile(spec.head_dim, tiles.depth, *copies, pitch)
+    load_do = make_load_tile(spec.head_dim_v, tiles.depth_v, *copies, pitch_v)
+    load_vector = make_load_vector(tile_m, threads, True)
+
+    @room
+    def load_queries(memory, numbers, stage, tensors, m_block, seqlen_q, tid):
+        gQ, gdO, gLSE, gDelta = tensors
+        first, at = m_block * tile_m, stage * tile_m
+        load_q(memory, q_at + at * pitch, gQ, first, seqlen_q, tid)
+        load_do(memory, do_at + at * pitch_v, gdO, first, seqlen_q, tid)
+        load_vector(numbers, lse_at + at, gLSE, first, seqlen_q, tid)
+        load_vector(numbers, delta_at + at, gDelta, first, seqlen_q, tid)
+
+    return load_queries
+
+
+@cache
+def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
+    """Room for S^T, P^T, dP^T and dS^T of a warp, and what its own queries add to dV.
+
+    ``weights_and_gradients(registers, memory, numbers, places, number, positions, partial,
+    mask_aux, factor, lane)``. Registers are `rS`, `rdP`, `rA`, `rP`, `rdS` and `acc_dv`; packed P
+    and dS are left in two of them, and in shared memory for others. Places in `memory` are of the
+    lane in K, V, Q and dO, in rows of dO, and where to store P and dS; `number` is where the warp's
+    numbers begin in lse and in delta. Positions: first_q, first_k, seqlen_q, seqlen_k, batch, head.
+
+    Notes
+    -----
+    Exponentials are written between the products of dP, and dS between those of dV: other work for
+    the time in which the tensor cores are busy.
+    """
+    blocks, warp_m, pitch_p = tiles.row_blocks, tiles.tile_m // tiles.sharing, tiles.pitch_p
+    pitch, pitch_v, own_v = tiles.pitch, tiles.pitch_v, tiles.depth_v // tiles.sharing
+    rows, columns, product = 2 * blocks, warp_m // 4, (spec.dtype, blocks, warp_m)
+    lse_at, delta_at = tiles.layout[-2:]
+    shared = tiles.sharing > 1
+
+    scores = make_multiply_transposed(*product, tiles.depth, pitch, pitch, False, True)
+    mask_scores = make_mask_scores(spec.keep, rows, columns, True, True)
+    steps = tiles.depth_v // 16, warp_m // 16 * (own_v // 16)
+    begin, weights, gradient = make_gradient_parts(*product[:2], columns, pitch_p, steps)
+    over_v = *product, tiles.depth_v, pitch_v, pitch_v, False, True
+    weights_meanwhile = make_multiply_transposed(*over_v, clears=False, meanwhile=weights)
+    pack_weights = make_pack_weights(*product)
+    share = make_share_fragments(blocks, warp_m, pitch_p)
+    gradient_meanwhile = make_multiply_add(*product, own_v, pitch_v, True, tiles.sharing, gradient)
+
+    @room
+    def weights_and_gradients(
+        registers, memory, numbers, places, number, positions, partial, mask_aux, factor, lane
+    ):
+        rS, rdP, rA, rP, rdS, acc_dv = registers
+        k_lane, v_lane, q_lane, do_lane, do_row_lane, p_place, ds_place = places
+        scores(rS, rA, memory, k_lane, q_lane)
+        if partial:
+            first_q, first_k, seqlen_q, seqlen_k, batch, head = positions
+            mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
+        begin(rdP, numbers, delta_at + number, lane)
+        work = rS, numbers, lse_at + number, factor, lane
+        weights_meanwhile(rdP, rA, memory, v_lane, do_lane, work)
+        pack_weights(rP, rS)
+        if shared:
+            share(memory, p_place, rP)
+        gradient_meanwhile(acc_dv, rP, memory, do_row_lane, (rS, rdP, rdS, memory, ds_place))
+
+    return weights_and_gradients
+
+
+@cache
+def make_store_gradients(spec: Spec, tiles: GradientTiles):
+    """Room ``store_gradients(gdK, gdV, first_row, row_stop, memory, acc_dk, acc_dv, scale, tid)``.
+
+    dK, times `scale`, and dV of the block's key tile, through K's and V's place in shared memory,
+    to be stored in whole lines.
+    """
+    blocks, sharing, pitch, pitch_v = tiles.row_blocks, tiles.sharing, tiles.pitch, tiles.pitch_v
+    own_d, own_v = tiles.depth // sharing, tiles.depth_v // sharing
+    store_n = tiles.tile_n // tiles.warps
+    v_at = tiles.layout[0]
+    scale_dk = make_scale_scores(False, 2 * blocks, own_d // 4)
+    pack_dk = make_pack_weights(spec.dtype, blocks, own_d)
+    pack_dv = make_pack_weights(spec.dtype, blocks, own_v)
+    share_dk = make_share_fragments(blocks, own_d, pitch, sharing)
+    share_dv = make_share_fragments(blocks, own_v, pitch_v, sharing)
+    store_dk = make_store_tile(spec.head_dim, store_n, pitch, spec.vectors)
+    store_dv = make_store_tile(spec.head_dim_v, store_n, pitch_v, spec.vectors)
+    dk_shape, dv_shape = (own_d // 16, blocks, 4), (own_v // 16, blocks, 4)
+
+    @room
+    def store_gradients(gdK, gdV, first_row, row_stop, memory, acc_dk, acc_dv, scale, tid):
+        rK = cuda.local.array(dk_shape, types.uint32)
+        rV = cuda.local.array(dv_shape, types.uint32)
+        warp, lane = tid // 32, tid % 32
+        row, column = warp // sharing * 16 * blocks, warp % sharing * 16
+        scale_dk(acc_dk, scale)
+        pack_dk(rK, acc_dk)
+        share_dk(memory, (row * pitch + lane_of_words(lane, pitch)) ^ column, rK)
+        pack_dv(rV, acc_dv)
+        share_dv(memory, v_at + ((row * pitch_v + lane_of_words(lane, pitch_v)) ^ column), rV)
+        cuda.syncthreads()
+        row = warp * store_n
+        first = types.int32(first_row + row)
+        store_dk(gdK, first, row_stop, memory, row * pitch, lane)
+        store_dv(gdV, first, row_stop, memory, v_at + row * pitch_v, lane)
+
+    return store_gradients

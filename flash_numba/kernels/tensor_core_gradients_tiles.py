@@ -1,0 +1,114 @@
+"""Tile sizes of the tensor-core rung's one-kernel backward pass."""
+
+from typing import NamedTuple
+
+from ..device.fragment_products import pitch_of
+from .spec import Spec, padded
+from .tensor_core_tiles import TensorTiles, is_busy
+
+
+class GradientTiles(NamedTuple):
+    """Tile sizes of the kernel that computes dQ, dK and dV.
+
+    Attributes
+    ----------
+    depth, depth_v : int
+        head_dim and head_dim_v padded to multiples of ``16 * sharing``.
+    row_blocks : int
+        Blocks of 16 keys that a warp works on.
+    warps, blocks_per_sm
+        As in `TensorTiles`.
+    sharing : int
+        Warps that work on the same keys, 1 or 2: each has its part of a tile's queries for S and
+        dP, and its part of the columns for dK and dV.
+    tile_m : int
+        Queries of a tile, a multiple of ``16 * sharing``.
+    stages : int
+        Places for tiles of Q and dO, 2 or 3. With 3 there are two places for P and dS too, and one
+        barrier a tile does.
+    heads_at_once : int
+        Heads whose key tiles are worked on together: the more, the less a block waits for its turn
+        to add to dQ, and the less of Q and dO is found in L2.
+    """
+
+    depth: int
+    depth_v: int
+    row_blocks: int = 2
+    warps: int = 8
+    sharing: int = 2
+    tile_m: int = 64
+    blocks_per_sm: int = 1
+    stages: int = 2
+    heads_at_once: int = 32
+
+    threads, pitch, pitch_v = TensorTiles.threads, TensorTiles.pitch, TensorTiles.pitch_v
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a tile."""
+        return 16 * self.row_blocks * self.warps // self.sharing
+
+    @property
+    def pitch_p(self) -> int:
+        """Elements from one row of P or dS, a key's, to the next in shared memory."""
+        return pitch_of(self.tile_m)
+
+    @property
+    def dq_spread(self) -> int:
+        """Warps side by side along the columns of dQ; the others lie along its rows."""
+        for spread in (4, 2, 1):
+            columns, rows = 16 * spread, 16 * self.warps // spread
+            if self.warps % spread == self.depth % columns == self.tile_m % rows == 0:
+                return spread
+        raise ValueError(f"{self.warps} warps must share dQ evenly, got tiles of {self}")
+
+    @property
+    def dq_blocks(self) -> int:
+        """Blocks of 16 rows of dQ that a warp has."""
+        return self.tile_m * self.dq_spread // (16 * self.warps)
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int, int, int]:
+        """Where things lie in shared memory.
+
+        In elements: where V, Q, dO, dS and P begin; in float32: where lse and delta begin, `stages`
+        times `tile_m` numbers each. K begins at 0; dK and dV take the places of K and V in the end.
+        """
+        v_at = self.tile_n * self.pitch
+        q_at = v_at + self.tile_n * self.pitch_v
+        do_at = q_at + self.stages * self.tile_m * self.pitch
+        ds_at = do_at + self.stages * self.tile_m * self.pitch_v
+        exchanged = (self.stages - 1) * self.tile_n * self.pitch_p
+        p_at = ds_at + exchanged
+        lse_at = (p_at + (exchanged if self.sharing > 1 else 0)) // 2
+        return v_at, q_at, do_at, ds_at, p_at, lse_at, lse_at + self.stages * self.tile_m
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return 4 * (self.layout[-1] + self.stages * self.tile_m)
+
+
+def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> GradientTiles | None:
+    """The tiles of the one-kernel backward pass on a GPU with `shared_bytes` a block.
+
+    None where no tiles fit, on GPUs without asynchronous copies, and where more is done to scores
+    than to mask them: that takes registers which this kernel does not have.
+    """
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if cc < (8, 0) or is_busy(spec):
+        return None
+    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages: measured on an H200, fastest first.
+    if widest <= 64:
+        choices = [(2, 8, 2, 128, 1, 2), (2, 8, 2, 64, 1, 2)]
+    elif widest <= 128:
+        choices = [(2, 8, 2, 64, 1, 3), (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
+    else:
+        choices = [(1, 8, 2, 64, 1, 2)]
+    for choice in choices:
+        depths = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
+        tiles = GradientTiles(*depths, *choice)
+        # 16 bytes more: the ticket.
+        if tiles.blocks_per_sm * (tiles.shared_bytes + 16 + 1024) <= shared_bytes + 1024:
+            return tiles
+    return None
