@@ -76,8 +76,7 @@ def make_load_columns(
 
     @room
     def load_columns_async(sX, gX, first_row, row_stop, tid):
-        if group == 8:  # a thread with 8 x 8 scores has no registers left for addresses
-            tid = recomputed(tid)
+        tid = recomputed(tid)  # or every address waits in a register for the next tile
         four, row = tid % LANES, tid // LANES
         for p in range(passes):
             unroll_full()
