@@ -140,6 +140,15 @@ def words(h, g, f):
         f[8 * t + i] = memory[8 * (t ^ 9) + i]
 
 
+@kernel(THREADS)
+def past_l1(x, h, y, g):
+    """Four neighbours from L2, and pairs of 16-bit elements to global memory."""
+    t = cuda.threadIdx.x
+    ptx.store4_global(y, 4 * t, ptx.load4_uncached(x, 1020 - 4 * t))
+    low, high = types.uint32(h[2 * t]), types.uint32(h[2 * t + 1])
+    ptx_words.store_word_global(g, 510 - 2 * t, low | high << types.uint32(16))
+
+
 def _floats(rng, count: int) -> np.ndarray:
     """Normal numbers of many sizes, special ones first."""
     drawn = rng.standard_normal(count) * 2.0 ** rng.integers(-30, 30, count)
@@ -200,6 +209,12 @@ def cases() -> dict[str, Case]:
         "copies": Case(
             copies,
             "copy16_async copy4_async copy_commit copy_wait_group copy_wait_all",
+            (plain, h[:512]),
+            (_blank(1024, f32), _blank(512, u16)),
+        ),
+        "past L1": Case(
+            past_l1,
+            "load4_uncached store_word_global",
             (plain, h[:512]),
             (_blank(1024, f32), _blank(512, u16)),
         ),

@@ -149,6 +149,10 @@ def test_movements_are_as_the_isa_defines_them():
     turned = x.reshape(4, 64, 4)[::-1, ::-1]
     np.testing.assert_array_equal(y, turned.ravel())
     np.testing.assert_array_equal(g, h.reshape(256, 4)[::-1].ravel())
+    x, h = cases["past L1"].inputs
+    y, g = traced(cases, "past L1")
+    np.testing.assert_array_equal(y, x.reshape(256, 4)[::-1].ravel())
+    np.testing.assert_array_equal(g, h.reshape(256, 2)[::-1].ravel())
     flag, y = traced(cases, "messages")
     doubled = 2 * cases["messages"].inputs[0]
     np.testing.assert_array_equal(y, [doubled, doubled[::-1]])
