@@ -61,8 +61,8 @@ class Counted(Functions):
 class Wrong(Counted):
     """A kernel with one element that is off by a thousandth."""
 
-    def run_forward(self, problem, q, k, v, o, lse, stream):
-        super().run_forward(problem, q, k, v, o, lse, stream)
+    def run_forward(self, problem, q, k, v, o, lse, *rest, **stream):
+        super().run_forward(problem, q, k, v, o, lse, *rest, **stream)
         memory(o)[-1, -1, -1, 0] += 1e-3
 
 
@@ -75,8 +75,8 @@ class WrongBackward(Counted):
 class Unwritten(Counted):
     """A kernel that leaves a row of a head that is not looked at."""
 
-    def run_forward(self, problem, q, k, v, o, lse, stream):
-        super().run_forward(problem, q, k, v, o, lse, stream)
+    def run_forward(self, problem, q, k, v, o, lse, *rest, **stream):
+        super().run_forward(problem, q, k, v, o, lse, *rest, **stream)
         memory(o)[0, 7, 1] = np.nan
 
 
