@@ -64,7 +64,7 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
     q_shape = (tiles.q_stages, warpgroups, *tiles.q_tile.shape)
     k_shape, v_shape = (stages, 1, *tiles.k_tile.shape), (stages, 1, *tiles.v_tile.shape)
     o_shape = (warpgroups, *tiles.o_words)
-    here_bars = tiles.barriers["q"][1]
+    here_bars, v_done = tiles.barriers["q"][1], tiles.barriers["v"][1]
     all_bars = 2 * here_bars
 
     @kernel(tiles.threads, 1)
@@ -81,8 +81,10 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
         if tid == 0:
             for bar in range(here_bars):
                 barrier_init(bars, bar, 1)
-            for bar in range(here_bars, all_bars):
+            for bar in range(here_bars, v_done):
                 barrier_init(bars, bar, warpgroups)
+            for bar in range(v_done, all_bars):
+                barrier_init(bars, bar, 4 * warpgroups)  # a warp each: see `advance`
             fence_barrier_init()
         cuda.syncthreads()
         role = cuda.shfl_sync(0xFFFFFFFF, tid // 128, 0)

@@ -97,11 +97,12 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
             if last:
                 barrier_arrive(bars, q_done + q_stage)
         grown = weigh(rS, state, step, n_block, lane, LSE, scales, extra)
-        # The tile is there since long: this holds the softmax ahead of the wait for O.
+        # The tile is there since long: this holds the softmax ahead of the wait for O. Every warp
+        # says that it is past it: a tile loaded meanwhile would turn the parity, and it never ends.
         _, row_sum, _ = state
         barrier_wait(bars, v_here + v_stage, made_after(v_phase, row_sum[0] + row_sum[1]))
         wait_values(acc_o, rP)
-        if tid == 0:
+        if tid & 31 == 0:
             barrier_arrive(bars, v_done + v_stage)
         return grown
 
