@@ -74,7 +74,7 @@ def compile_tiles(tiles: TensorTiles) -> None:
     out, lse = inputs.q.clone(), inputs.q.new_empty(small.problem.shapes["lse"]).float()
     views = [DeviceArray.of(x) for x in (*inputs[:3], out, lse)]
     with patch.object(tensor_core, "forward_tiles", lambda *_: tiles):
-        tensor_core.forward(small.problem, *views, gpu.stream)
+        tensor_core.forward(small.problem, *views, stream=gpu.stream)
 
 
 def rows_of(gpu: gpus.TorchGpu, cell: Cell) -> list[dict]:
