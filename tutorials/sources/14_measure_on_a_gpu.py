@@ -136,7 +136,8 @@ for size in (4, 8, 16):
 
 # %% [markdown]
 # The same number, from a Python program and from silicon. That is what "one number, four ways"
-# means here: tile simulator, closed form, thread-by-thread run, hardware counter.
+# means here: tile simulator, closed form, thread-by-thread run, hardware counter. The table for
+# every rung is in `docs/counting.md`.
 #
 # ## What a cache does to a count
 #
