@@ -166,7 +166,7 @@ def lines_of(row: Row, reports: list[Report]) -> list[str]:
     return found
 
 
-def table(reports_of: Any = None) -> list[str]:
+def table(reports_of: Any = None) -> list[str]:  # pyright: ignore[reportRedeclaration]
     """The lines of the table.
 
     Parameters

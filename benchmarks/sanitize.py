@@ -96,7 +96,7 @@ def padded(rung: str, part: str, n: int, m: int):
     dtype = TYPES[rung][part == "masks"]
     q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
     k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
-    o, lse = flash_attention(q, k, v, return_lse=True, **options)
+    o, lse = flash_attention(q, k, v, return_lse=True, **options)  # pyright: ignore[reportArgumentType]
     dlse = normal(2, 2, n)
     return flash_attention_backward(do, q, k, v, o, lse, dlse=dlse, needs=needs, **options)
 
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=2)
     options = parser.parse_args()
     if options.exercise:
-        exercise(*options.exercise, options.scale)
+        exercise(*options.exercise, options.scale)  # pyright: ignore[reportCallIssue]
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: sanitized(None, *one), PARTS))

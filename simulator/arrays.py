@@ -109,9 +109,9 @@ def collect(
         if name == "LSE":
             own[list(heads)] = found
         elif LAYOUT[name][0] == "head":
-            own[:, list(heads)] = found.swapaxes(0, 1)
+            own[:, list(heads)] = found.swapaxes(0, 1)  # pyright: ignore[reportOptionalMemberAccess]
         else:
             kv = heads[0] // problem.group
             own[:, kv] = found
             if problem.sequences is None:
-                out[sequence, len(found) :, kv] = 0
+                out[sequence, len(found) :, kv] = 0  # pyright: ignore[reportArgumentType]

@@ -20,7 +20,7 @@ def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functio
     monkeypatch.setattr(torch_eager, "_DEVICE", "cpu")
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch_eager, "_current_device", lambda: -1)
-    empty = torch._C._dynamo.guards._empty_strided_cpu
+    empty = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setattr(torch_eager, "_empty_strided", empty)
     monkeypatch.setattr(torch_eager, "_stream", lambda device: 7)
     monkeypatch.setattr(torch_eager, "_model", lambda device: ("Fake GPU",))

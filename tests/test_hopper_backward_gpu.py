@@ -51,9 +51,9 @@ def backward(problem, q, k, v, dout, dlse=None, **how):
     memory = space_of(hopper_backward.workspace(problem))
     given = problem, q, k, v, out, lse, dout, *grads, memory, dlse, stream
     if how:
-        hopper_backward.backward_with(hopper_backward_tiles(problem), how["ordered"], *given)
+        hopper_backward.backward_with(hopper_backward_tiles(problem), how["ordered"], *given)  # pyright: ignore[reportCallIssue]
     else:
-        hopper_backward.backward(*given)
+        hopper_backward.backward(*given)  # pyright: ignore[reportCallIssue]
     return grads
 
 

@@ -64,7 +64,7 @@ def test_without_a_gpu_any_problem_finds_a_rung():
 
 def test_explain_says_where_another_rung_does_the_backward():
     hopper = next(rung for rung in RUNGS if rung.borrows_backward)
-    name, most = hopper.borrows_backward
+    name, most = hopper.borrows_backward  # pyright: ignore[reportGeneralTypeIssues]
     assert name in {rung.name for rung in RUNGS}
     gpu = Gpu("H200", (9, 0))
     for head_dim, borrows in ((most, False), (most + 8, True)):

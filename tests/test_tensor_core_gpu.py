@@ -201,7 +201,7 @@ def test_gradients_as_accurate_as_flash_attention_2(d, causal, dtype):
         theirs = torch.autograd.grad(out, leaves, dout.transpose(1, 2))
         for i, grads in enumerate((backward(*case), theirs)):
             for j, (got, exact) in enumerate(zip(grads, (want.dq, want.dk, want.dv), strict=True)):
-                error = (got.double() - exact).abs()
+                error = (got.double() - exact).abs()  # pyright: ignore[reportOptionalMemberAccess]
                 squares[i, j] += float((error**2).mean())
                 largest[i, j] = max(largest[i, j], float(error.max()))
     assert (np.sqrt(squares[0]) <= 1.05 * np.sqrt(squares[1])).all()

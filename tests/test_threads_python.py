@@ -66,9 +66,9 @@ def over_a_table(x, i):
 def over_what_it_keeps(x, i):
     kept = cuda.local.array(3, float32)
     for j in range(3):
-        kept[j] = x[i, j]
+        kept[j] = x[i, j]  # pyright: ignore[reportOptionalSubscript]
     total = float32(0)
-    for one in kept:
+    for one in kept:  # pyright: ignore[reportGeneralTypeIssues]
         total += one
     return total
 
@@ -195,7 +195,7 @@ def kernel_of(form):
     @cuda.jit
     def run(x, y):
         i = cuda.threadIdx.x
-        y[i] = device(x, i)
+        y[i] = device(x, i)  # pyright: ignore[reportOptionalCall]
 
     return run
 
@@ -252,7 +252,7 @@ def test_slices_are_filled_element_by_element():
 @cuda.jit
 def constants(x, y):
     table = cuda.const.array_like(TABLE)
-    y[cuda.threadIdx.x] = table[cuda.threadIdx.x] + x[0]
+    y[cuda.threadIdx.x] = table[cuda.threadIdx.x] + x[0]  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_constant_arrays():

@@ -138,7 +138,7 @@ def reads_beside(x, y, meets, leaves):
     """Each block reads the number of the block beside it in the cluster."""
     s = cuda.shared.array(THREADS, float32)
     t, b = cuda.threadIdx.x, cuda.blockIdx.x
-    s[t] = x[b * THREADS + t]
+    s[t] = x[b * THREADS + t]  # pyright: ignore[reportOptionalSubscript]
     if meets:
         cluster_arrive()
         cluster_wait()
@@ -152,13 +152,13 @@ def reads_beside(x, y, meets, leaves):
 def counts_in_the_first(y):
     s = cuda.shared.array(1, int32)
     if cuda.threadIdx.x == 0:
-        s[0] = 0
+        s[0] = 0  # pyright: ignore[reportOptionalSubscript]
     cluster_arrive()
     cluster_wait()
     cuda.atomic.add(shared_of(s, 0), 0, 1)
     cluster_arrive()
     cluster_wait()
-    y[cuda.grid(1)] = s[0]
+    y[cuda.grid(1)] = s[0]  # pyright: ignore[reportOptionalSubscript]
 
 
 @cuda.jit

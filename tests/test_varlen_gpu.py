@@ -53,12 +53,11 @@ def make(lengths, head_dim, head_dim_v, dtype, used=False, **options) -> Any:
     slopes, scale = named.pop("alibi_slopes", None), named.pop("scale", None)
     heads = {"num_heads": 4, "num_kv_heads": 2, "softmax_scale": scale}
     slack = (9, 5) if used else (0, 0)
-    problem, packed = packed_problem(rows_q, rows_k, *count, slack, **sizes, **heads, **named)
+    problem, packed = packed_problem(rows_q, rows_k, *count, slack, **sizes, **heads, **named)  # pyright: ignore[reportCallIssue]
     if slopes is not None:
         mods.append(masks.alibi(slopes, problem.shift))
-    problem, packed = packed_problem(
-        rows_q, rows_k, *count, slack, **sizes, **heads, **named, score_mods=tuple(mods)
-    )
+    named["score_mods"] = tuple(mods)
+    problem, packed = packed_problem(rows_q, rows_k, *count, slack, **sizes, **heads, **named)  # pyright: ignore[reportCallIssue]
     generator = torch.Generator("cuda").manual_seed(3)
     tensors = {}
     for name in ("q", "k", "v", "do"):
@@ -124,7 +123,7 @@ def hold(problem, found, tensors):
 @pytest.mark.parametrize("used", [False, True], ids=["all", "used"])
 @pytest.mark.parametrize(("option", "shape"), COMBINED, ids=str)
 def test_each_sequence_is_a_problem_of_its_own(option, shape, used):
-    problem, lists, tensors = make(LENGTHS, *shape, used, **OPTIONS[option])
+    problem, lists, tensors = make(LENGTHS, *shape, used, **OPTIONS[option])  # pyright: ignore[reportCallIssue]
     hold(problem, answers(lists, tensors, **OPTIONS[option]), tensors)
 
 
@@ -216,7 +215,7 @@ def test_compiled_without_a_graph_break():
         return flash_attention_varlen(q, k, v, cu_q, cu_k, 257, 300, causal=True) * 2
 
     given = lists["cu_seqlens_q"], lists["cu_seqlens_k"]
-    plain = torch.autograd.grad(step(*leaves, *given), leaves, tensors["do"])
+    plain = torch.autograd.grad(step(*leaves, *given), leaves, tensors["do"])  # pyright: ignore[reportCallIssue]
     compiled = torch.compile(step, fullgraph=True)(*leaves, *given)
     assert all(map(torch.equal, plain, torch.autograd.grad(compiled, leaves, tensors["do"])))
 

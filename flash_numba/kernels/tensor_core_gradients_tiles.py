@@ -107,7 +107,7 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
         choices = [(1, 8, 2, 64, 1, 2)]
     for choice in choices:
         depths = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
-        tiles = GradientTiles(*depths, *choice)
+        tiles = GradientTiles(*depths, *choice)  # pyright: ignore[reportCallIssue]
         # 16 bytes more: the ticket.
         if tiles.blocks_per_sm * (tiles.shared_bytes + 16 + 1024) <= shared_bytes + 1024:
             return tiles
