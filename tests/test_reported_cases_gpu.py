@@ -104,7 +104,10 @@ def test_only_the_gradient_of_v(rung, monkeypatch):
     whole = flash_attention_backward(*given, kernel=rung.name)
     assert found.dq is found.dk is None
     assert torch.equal(dv, found.dv)
-    assert torch.equal(dv, whole.dv)
+    if rung.name == "tensor_core":  # all gradients come from one kernel, dV alone from another
+        torch.testing.assert_close(dv, whole.dv)
+    else:
+        assert torch.equal(dv, whole.dv)
 
 
 @pytest.mark.gpu

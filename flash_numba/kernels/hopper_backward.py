@@ -206,7 +206,8 @@ def backward(
     """Run the backward pass on arrays in GPU memory; `ladder.Rung` says what is handed over.
 
     What the kernel cannot do the tensor-core rung's backward does: head dimensions above 128,
-    gradients of tensors that score changes read, and a dO that the copy engine cannot read.
+    gradients of tensors that score changes read, and a dO that the copy engine cannot read, as it
+    cannot read a tensor without rows.
 
     Raises
     ------
@@ -215,7 +216,8 @@ def backward(
     """
     given = q, k, v, out, lse, dout, dq, dk, dv, memory, dlse, stream, d_aux
     copied = [DeviceArray.of(x) for x in (q, k, v, dout, dq, dk, dv) if x is not None]
-    if not fits(problem) or asked_for(d_aux) or not all(map(allows_chunks, copied)):
+    readable = problem.seqlen_q > 0 and all(map(allows_chunks, copied))
+    if not fits(problem) or asked_for(d_aux) or not readable:
         return tensor_core_backward.backward(problem, *given)
     return backward_with(hopper_backward_tiles(problem), True, problem, *given[:-1])
 
