@@ -3,6 +3,8 @@
 Each form is a function of an array and a thread's number that Numba can compile.
 """
 
+# pyright: reportOptionalSubscript=false
+
 # numba.cuda describes its device API by stubs that a type checker takes at their word.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false
@@ -66,7 +68,7 @@ def over_a_table(x, i):
 def over_what_it_keeps(x, i):
     kept = cuda.local.array(3, float32)
     for j in range(3):
-        kept[j] = x[i, j]  # pyright: ignore[reportOptionalSubscript]
+        kept[j] = x[i, j]
     total = float32(0)
     for one in kept:  # pyright: ignore[reportGeneralTypeIssues]
         total += one
@@ -252,7 +254,7 @@ def test_slices_are_filled_element_by_element():
 @cuda.jit
 def constants(x, y):
     table = cuda.const.array_like(TABLE)
-    y[cuda.threadIdx.x] = table[cuda.threadIdx.x] + x[0]  # pyright: ignore[reportOptionalSubscript]
+    y[cuda.threadIdx.x] = table[cuda.threadIdx.x] + x[0]
 
 
 def test_constant_arrays():

@@ -1,5 +1,7 @@
 """Blocks that run at once: barriers of the grid, and clusters with each other's shared memory."""
 
+# pyright: reportOptionalSubscript=false
+
 # numba.cuda describes its device API by stubs that a type checker takes at their word.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false
@@ -138,7 +140,7 @@ def reads_beside(x, y, meets, leaves):
     """Each block reads the number of the block beside it in the cluster."""
     s = cuda.shared.array(THREADS, float32)
     t, b = cuda.threadIdx.x, cuda.blockIdx.x
-    s[t] = x[b * THREADS + t]  # pyright: ignore[reportOptionalSubscript]
+    s[t] = x[b * THREADS + t]
     if meets:
         cluster_arrive()
         cluster_wait()
@@ -152,13 +154,13 @@ def reads_beside(x, y, meets, leaves):
 def counts_in_the_first(y):
     s = cuda.shared.array(1, int32)
     if cuda.threadIdx.x == 0:
-        s[0] = 0  # pyright: ignore[reportOptionalSubscript]
+        s[0] = 0
     cluster_arrive()
     cluster_wait()
     cuda.atomic.add(shared_of(s, 0), 0, 1)
     cluster_arrive()
     cluster_wait()
-    y[cuda.grid(1)] = s[0]  # pyright: ignore[reportOptionalSubscript]
+    y[cuda.grid(1)] = s[0]
 
 
 @cuda.jit
