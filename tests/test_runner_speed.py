@@ -36,7 +36,7 @@ def test_the_committed_measurement_meets_every_bar():
 
 
 def test_a_tensor_core_tile_step():
-    """128 x 128 x 64, and a little more, with 128 threads, all checks on; `test_threads_counts` times accesses."""
+    """A block of 128 threads, all checks on; `test_threads_counts` times accesses."""
     spent = program.traced_tensor_core_step()
     assert spent < BARS["tensor-core tile step of 128 x 128 x 64, seconds, at most"]
 
