@@ -231,12 +231,16 @@ def flash_attention_backward(
     ----------
     Dao, "FlashAttention-2", 2023, Algorithm 2.
     """
-    needs = checked_needs(needs)
-    options.pop("return_lse", None)
-    if options.get("dropout_p") and options.get("seed") is None:
-        raise ValueError("seed must be the one of the forward call where dropout_p > 0, got None")
+    needs, options = checked_needs(needs), backward_options(options)
     posed = pose(q, k, v, needs=needs, **options)
     return backward(posed, needs, do, o, lse, dlse, kernel, deterministic)
+
+
+def backward_options(options: dict[str, Any]) -> dict[str, Any]:
+    """A forward call's options as a backward pass takes them, or a ValueError without a seed."""
+    if options.get("dropout_p") and options.get("seed") is None:
+        raise ValueError("seed must be the one of the forward call where dropout_p > 0, got None")
+    return {name: value for name, value in options.items() if name != "return_lse"}
 
 
 def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.Choice:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .arguments import pose
 from .arrays import is_torch
-from .attention import Gradients, backward, checked_needs, draw_seed, forward
+from .attention import Gradients, backward, backward_options, checked_needs, draw_seed, forward
 from .checks import finite, flag
 from .sequences import Packed
 
@@ -152,10 +152,7 @@ def flash_attention_varlen_backward(
     ValueError, TypeError
         As there.
     """
-    needs = checked_needs(needs)
-    options.pop("return_lse", None)
-    if options.get("dropout_p") and options.get("seed") is None:
-        raise ValueError("seed must be the one of the forward call where dropout_p > 0, got None")
+    needs, options = checked_needs(needs), backward_options(options)
     arrays = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     packed = Packed(*arrays, max_seqlen_q, max_seqlen_k)
     posed = pose(q, k, v, packed=packed, needs=needs, **options)
