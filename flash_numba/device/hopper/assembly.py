@@ -71,3 +71,16 @@ def described(typing, emulate, doc=None, traffic="", scope="thread") -> Any:
     operation = emulated_by(emulate, traffic, scope=scope, context=True)(typing)
     operation.__doc__ = doc or typing.__doc__
     return operation
+
+
+def operandless(text: str, emulate, doc: str) -> Any:
+    """An instruction without operands or results as an intrinsic; see `described`."""
+
+    def typing(typingctx):
+        def codegen(context, builder, signature, args):
+            assembly(builder, text, [])
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return described(typing, emulate, doc)

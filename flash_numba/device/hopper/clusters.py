@@ -9,7 +9,7 @@ from typing import Any
 
 from ..numba_cuda import types
 from ..ptx import I32, I64
-from .assembly import as_int32, assembly, described, shared_address
+from .assembly import as_int32, assembly, described, operandless, shared_address
 from .emulation import clusters
 
 
@@ -19,17 +19,6 @@ def _number(text, emulate, doc) -> Any:
             return assembly(builder, text, [], [I32])[0]
 
         return types.int32(), codegen
-
-    return described(typing, emulate, doc)
-
-
-def _barrier(text, emulate, doc) -> Any:
-    def typing(typingctx):
-        def codegen(context, builder, signature, args):
-            assembly(builder, text, [])
-            return context.get_dummy_value()
-
-        return types.void(), codegen
 
     return described(typing, emulate, doc)
 
@@ -44,12 +33,12 @@ cluster_size = _number(
     clusters.size,
     "``%cluster_nctarank`` (10.26): blocks of this block's cluster.",
 )
-cluster_arrive = _barrier(
+cluster_arrive = operandless(
     "barrier.cluster.arrive.release.aligned;",
     clusters.arrive_cluster,
     "``barrier.cluster.arrive`` (9.7.13.4): this thread came to the cluster's barrier; it goes on.",
 )
-cluster_wait = _barrier(
+cluster_wait = operandless(
     "barrier.cluster.wait.acquire.aligned;",
     clusters.wait_cluster,
     "``barrier.cluster.wait`` (9.7.13.4): until all threads of the cluster came.",

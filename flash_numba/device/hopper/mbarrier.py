@@ -9,7 +9,7 @@ for the parity of the phase before the first one returns at once.
 from typing import Any
 
 from ..numba_cuda import types
-from .assembly import as_int32, assembly, described, shared_address
+from .assembly import as_int32, assembly, described, operandless, shared_address
 from .emulation import barriers
 
 
@@ -76,23 +76,12 @@ barrier_wait = _operation(
 )
 
 
-def _fence(text, emulate, doc) -> Any:
-    def typing(typingctx):
-        def codegen(context, builder, signature, args):
-            assembly(builder, text, [])
-            return context.get_dummy_value()
-
-        return types.void(), codegen
-
-    return described(typing, emulate, doc)
-
-
-fence_barrier_init = _fence(
+fence_barrier_init = operandless(
     "fence.mbarrier_init.release.cluster;",
     barriers.fence_init,
     "``fence.mbarrier_init``: the copy engine sees the barriers initialised before.",
 )
-fence_async = _fence(
+fence_async = operandless(
     "fence.proxy.async.shared::cta;",
     barriers.fence_async,
     """``fence.proxy.async`` (9.7.13.4): the copy engine sees own writes to shared memory.
