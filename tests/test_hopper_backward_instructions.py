@@ -1,58 +1,26 @@
 """The instructions that Hopper's backward adds, against what the PTX ISA says, on NumPy."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 pytest.importorskip("greenlet")
 
-from flash_numba.device.hopper.layouts import SwizzledTile
-from flash_numba.device.hopper.matrix_stores import stmatrix_x4_trans
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import hopper_backward_instructions as program
+
 from flash_numba.device.hopper.mbarrier import barrier_expect, barrier_init, barrier_wait
 from flash_numba.device.hopper.sums import add4_global, bulk_load, store_pair_global
 from flash_numba.device.hopper.tensor_map import TensorMap
-from flash_numba.device.hopper.tma import map_address, tensor_load
-from flash_numba.device.hopper.wgmma import make_multiply_columns, make_wait
 from flash_numba.device.numba_cuda import cuda, kernel, types
-from flash_numba.device.ptx import shared_tile
 from flash_numba.problem import DTYPES
 from simulator.threads import KernelError, trace
 
-N, FIRST = 24, 8
-"""Rows of B in a product, and the first of them in its tile of 40."""
-
-
-def make_product(dtype: str):
-    """``C = A.T @ B.T`` of 64 columns of a (128, 128) A and `N` rows of a (40, 128) B."""
-    a, b = SwizzledTile(64, 128), SwizzledTile(40, 128)
-    multiply_columns, wait = make_multiply_columns(dtype, a, 2, b, N), make_wait(0, N // 2)
-    a_shape, b_shape, b_at = (2, *a.shape), b.shape, 2 * a.size
-    size, columns = 2 * (2 * a.size + b.size), N // 4
-
-    @kernel(128)
-    def product(a_map, b_map, panel, out):
-        bars = cuda.shared.array(1, types.uint64)
-        memory = cuda.shared.array(0, types.uint16, alignment=1024)
-        sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
-        tid = cuda.threadIdx.x
-        if tid == 0:
-            barrier_init(bars, 0, 1)
-            barrier_expect(bars, 0, size)
-            for p in range(2):
-                tensor_load(sB[p], map_address(b_map), 64 * p, 0, 0, 0, bars, 0)
-                for part in range(2):
-                    place = sA[part, p]
-                    tensor_load(place, map_address(a_map), 64 * p, 64 * part, 0, 0, bars, 0)
-        cuda.syncthreads()
-        barrier_wait(bars, 0, 0)
-        acc = cuda.local.array((2, columns), types.float32)
-        multiply_columns(acc, sA[:, panel], sB[:, FIRST:])
-        wait(acc)
-        for i in range(2):
-            for j in range(columns):
-                out[tid, i, j] = acc[i, j]
-
-    return product, size
+N, FIRST = program.COLUMNS, program.FIRST
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -61,9 +29,9 @@ def test_product_of_columns(dtype, panel):
     rng = np.random.default_rng(panel)
     a, b = (rng.integers(-3, 4, (1, rows, 1, 128)).astype(DTYPES[dtype]) for rows in (128, 40))
     out = np.full((128, 2, N // 4), np.nan, np.float32)
-    product, size = make_product(dtype)
+    product, size = program.make_product(dtype, panel), program.PRODUCT_BYTES
     maps = TensorMap(a.view(np.uint16), 64, 64), TensorMap(b.view(np.uint16), 40, 64)
-    trace(product)[1, 128, 0, size](*maps, panel, out)
+    trace(product)[1, 128, 0, size](*maps, out)
     exact = a[0, :, 0, 64 * panel :][:, :64].astype(float).T @ b[0, FIRST:, 0][:N].astype(float).T
     for thread, i, j in np.ndindex(out.shape):  # 9.7.15.5.1.1
         row = thread // 32 * 16 + thread % 32 // 4 + 8 * i
@@ -73,23 +41,13 @@ def test_product_of_columns(dtype, panel):
 def test_stored_matrices_are_transposed():
     """Lane l holds columns 2 (l % 4) and the next of row l // 4; 9.7.14.5.16."""
 
-    @kernel(32)
-    def store(words, out):
-        memory = cuda.shared.array((32, 8), types.uint16, alignment=16)
-        lane = cuda.threadIdx.x
-        four = words[lane, 0], words[lane, 1], words[lane, 2], words[lane, 3]
-        stmatrix_x4_trans(memory, (31 - lane, 0), four)
-        cuda.syncthreads()
-        for c in range(8):
-            out[lane, c] = memory[lane, c]
-
     matrices = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
     words = np.empty((32, 4), np.uint32)
     for lane, i in np.ndindex(words.shape):
         low, high = matrices[i, lane // 4, lane % 4 * 2 :][:2].tolist()
         words[lane, i] = low | high << 16
     out = np.zeros((32, 8), np.uint16)
-    trace(store)[1, 32](words, out)
+    trace(program.stored)[1, 32](words, out)
     for lane in range(32):
         assert np.array_equal(out[31 - lane], matrices[lane // 8, :, lane % 8])
 
