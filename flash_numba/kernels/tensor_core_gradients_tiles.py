@@ -1,6 +1,6 @@
 """Tile sizes of the tensor-core rung's one-kernel backward pass."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..device.fragment_products import pitch_of
 from .spec import Spec, padded
@@ -98,16 +98,15 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     widest = max(spec.head_dim, spec.head_dim_v)
     if cc < (8, 0) or is_busy(spec):
         return None
-    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages: measured on an H200, fastest first.
+    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages: by estimate, not compared on a GPU.
+    choices: list = [(1, 8, 2, 64, 1, 2)]
     if widest <= 64:
         choices = [(2, 8, 2, 128, 1, 2), (2, 8, 2, 64, 1, 2)]
     elif widest <= 128:
         choices = [(2, 8, 2, 64, 1, 3), (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
-    else:
-        choices = [(1, 8, 2, 64, 1, 2)]
     for choice in choices:
-        depths = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
-        tiles = GradientTiles(*depths, *choice)  # pyright: ignore[reportCallIssue]
+        depths: Any = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
+        tiles = GradientTiles(*depths, *choice)
         # 16 bytes more: the ticket.
         if tiles.blocks_per_sm * (tiles.shared_bytes + 16 + 1024) <= shared_bytes + 1024:
             return tiles

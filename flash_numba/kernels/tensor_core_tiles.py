@@ -103,6 +103,7 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     if widest <= 64 and not is_busy(spec):
         choices.insert(0, (2, 4, 128, 2))
     tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
+    # In turns was not yet timed beside the tiles below at one rescale threshold.
     if widest <= 64 and not is_busy(spec) and cc >= (8, 0):
         tiles.insert(0, TensorTiles(*depths, 2, 8, 64, 1, in_turns=True))
     return first_that_fits(spec, tiles, shared_bytes)
