@@ -166,7 +166,12 @@ def lines_of(row: Row, reports: list[Report]) -> list[str]:
     return found
 
 
-def table(reports_of: Any = None) -> list[str]:  # pyright: ignore[reportRedeclaration]
+def traced_now(case: str) -> list[Report]:
+    """Reports of a case's launches."""
+    return [traced(launch) for launch in launches(case_named(case))]
+
+
+def table(reports_of: Any = None) -> list[str]:
     """The lines of the table.
 
     Parameters
@@ -174,11 +179,7 @@ def table(reports_of: Any = None) -> list[str]:  # pyright: ignore[reportRedecla
     reports_of : function, optional
         ``reports_of(case name)`` gives reports of its launches that were made before.
     """
-    if reports_of is None:
-
-        def reports_of(case):
-            return [traced(launch) for launch in launches(case_named(case))]
-
+    reports_of = reports_of or traced_now
     return HEAD + [line for row in ROWS for line in lines_of(row, reports_of(row.case))]
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def padded(rung: str, part: str, n: int, m: int):
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
     learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
-    options = {
+    options: dict[str, Any] = {
         "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
         | {"score_mod": learned, "bias": normal(2, 1, m)},
         "masks": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
@@ -96,7 +97,7 @@ def padded(rung: str, part: str, n: int, m: int):
     dtype = TYPES[rung][part == "masks"]
     q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
     k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
-    o, lse = flash_attention(q, k, v, return_lse=True, **options)  # pyright: ignore[reportArgumentType]
+    o, lse = flash_attention(q, k, v, return_lse=True, **options)
     dlse = normal(2, 2, n)
     return flash_attention_backward(do, q, k, v, o, lse, dlse=dlse, needs=needs, **options)
 
@@ -146,7 +147,8 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=2)
     options = parser.parse_args()
     if options.exercise:
-        exercise(*options.exercise, options.scale)  # pyright: ignore[reportCallIssue]
+        rung, part = options.exercise
+        exercise(rung, part, options.scale)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: sanitized(None, *one), PARTS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -104,14 +105,14 @@ def collect(
 ) -> None:
     """Copy one machine's outputs; keys beyond the sequence's own length get a gradient of 0."""
     for name, out in collected.items():
-        found = hbm.tensor(name).data
+        found: Any = hbm.tensor(name).data
         own = problem.of_sequence(OUTPUTS[name], out, sequence)
         if name == "LSE":
             own[list(heads)] = found
         elif LAYOUT[name][0] == "head":
-            own[:, list(heads)] = found.swapaxes(0, 1)  # pyright: ignore[reportOptionalMemberAccess]
+            own[:, list(heads)] = found.swapaxes(0, 1)
         else:
             kv = heads[0] // problem.group
             own[:, kv] = found
             if problem.sequences is None:
-                out[sequence, len(found) :, kv] = 0  # pyright: ignore[reportArgumentType]
+                out[sequence, len(found) :, kv] = 0

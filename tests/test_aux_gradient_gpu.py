@@ -33,8 +33,8 @@ def gradients(problem, given, kernel, needs, dlse=None, **options):
 @each_rung
 def test_a_bias_of_every_broadcast_shape(axes, kernel):
     rng = np.random.default_rng(len(axes))
-    sizes = {"batch": 2, "num_heads": 4, "num_kv_heads": 2}
-    plain = Problem(113, 140, 40, **sizes, causal=True, dtype=OWN_TYPE[kernel])  # pyright: ignore[reportArgumentType]
+    sizes: Any = {"batch": 2, "num_heads": 4, "num_kv_heads": 2}
+    plain = Problem(113, 140, 40, **sizes, causal=True, dtype=OWN_TYPE[kernel])
     given = inputs(rng, plain)
     bias, change = broadcast_bias(rng, plain, axes)
     found = gradients(plain, given, kernel, ("q", "bias"), bias=bias)

@@ -1,6 +1,7 @@
 """The Hopper rung's backward on a GPU against whole-matrix attention in float64."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +50,11 @@ def backward(problem, q, k, v, dout, dlse=None, **how):
     hopper.forward(problem, q, k, v, out, lse, stream)
     grads = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     memory = space_of(hopper_backward.workspace(problem))
-    given = problem, q, k, v, out, lse, dout, *grads, memory, dlse, stream
+    given: Any = problem, q, k, v, out, lse, dout, *grads, memory, dlse, stream
     if how:
-        hopper_backward.backward_with(hopper_backward_tiles(problem), how["ordered"], *given)  # pyright: ignore[reportCallIssue]
+        hopper_backward.backward_with(hopper_backward_tiles(problem), how["ordered"], *given)
     else:
-        hopper_backward.backward(*given)  # pyright: ignore[reportCallIssue]
+        hopper_backward.backward(*given)
     return grads
 
 

@@ -1,5 +1,7 @@
 """The tensor-core rung's one-kernel backward pass, run thread by thread on a CPU."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,7 @@ def gradients(
     return found, run(kernel, *launched, arguments, order, count)
 
 
-def check_gradients(problem, q, k, v, dout, **options):
+def check_gradients(problem, q, k, v, dout, **options) -> Any:
     truth = exact(problem, q, k, v, dout)
     found, report = gradients(problem, q, k, v, dout, truth, **options)
     check(problem, found, truth)
@@ -146,7 +148,7 @@ def test_global_memory_traffic_is_what_the_simulator_counts(name):
     by_delta_pass = {"dO": rows * problem.head_dim_v}
 
     def moved(array, size):
-        return [report.count("global", kind, array).bytes // size for kind in ("load", "store")]  # pyright: ignore[reportOptionalMemberAccess]
+        return [report.count("global", kind, array).bytes // size for kind in ("load", "store")]
 
     for tensor in ("Q", "K", "V", "dO", "LSE", "delta", "dK", "dV"):
         array, size = ("Delta", 4) if tensor == "delta" else (tensor, 4 if tensor == "LSE" else 2)
@@ -157,7 +159,7 @@ def test_global_memory_traffic_is_what_the_simulator_counts(name):
     if name == "multiples":  # the program adds to zeros, and reads and writes every time
         between = counts.reads["dQ"] - rows * problem.head_dim
         assert moved("Sums", 4) == [between, between]
-    assert not report.findings  # pyright: ignore[reportOptionalMemberAccess]
+    assert not report.findings
     if name != "element-by-element":
-        assert report.count("shared", "load").conflicts == 0  # pyright: ignore[reportOptionalMemberAccess]
-        assert report.count("shared", "store").conflicts == 0  # pyright: ignore[reportOptionalMemberAccess]
+        assert report.count("shared", "load").conflicts == 0
+        assert report.count("shared", "store").conflicts == 0

@@ -26,7 +26,7 @@ from simulator import theory
 from simulator.run import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the tile simulator answers:UserWarning")
-PACKED_CASES = {name: case for name, *case in packed_cases()}
+PACKED_CASES: dict[str, Any] = {name: case for name, *case in packed_cases()}
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +36,10 @@ def without_gpu(monkeypatch):
 
 def reference_of(alone, batch, q, k, v, do, dlse=None, dtype=None) -> dict[str, Any]:
     """The dense reference of one sequence."""
-    arrays = [np.repeat(x, alone.batch, axis=0) for x in (q, k, v, do)]
+    arrays: Any = [np.repeat(x, alone.batch, axis=0) for x in (q, k, v, do)]
     with_lse = None if dlse is None else np.repeat(dlse, alone.batch, axis=0)
     o, lse = ref.forward(alone, *arrays[:3], dtype=dtype)
-    grads = ref.backward(alone, *arrays, with_lse, dtype=dtype)  # pyright: ignore[reportCallIssue]
+    grads = ref.backward(alone, *arrays, dlse=with_lse, dtype=dtype)
     found = {"o": o, "lse": lse, "dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
     return {name: array[batch][None] for name, array in found.items()}
 
@@ -95,9 +95,9 @@ def hold(problem, found, arrays):
 @pytest.mark.parametrize("name", PACKED_CASES)
 def test_cases_on_which_other_kernels_failed(name):
     (problem, packed), arrays, exact = PACKED_CASES[name]
-    found = answers(problem, packed, **arrays)  # pyright: ignore[reportCallIssue]
+    found = answers(problem, packed, **arrays)
     hold(problem, found, arrays)
-    for which, answer in exact.items():  # pyright: ignore[reportAttributeAccessIssue]
+    for which, answer in exact.items():
         np.testing.assert_array_equal(np.float64(found[which]), answer, which)
 
 

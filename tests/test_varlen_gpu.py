@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SHAPES = [(64, 64, "fp16"), (128, 128, "bf16"), (40, 72, "fp16"), (21, 35, "bf16")]
 SHAPES += [(256, 256, "fp16")]
-COMBINED = [*zip(OPTIONS, [*SHAPES, *SHAPES], strict=False), ("full", SHAPES[1])]
+COMBINED: list = [*zip(OPTIONS, [*SHAPES, *SHAPES], strict=False), ("full", SHAPES[1])]
 COMBINED += [("causal", SHAPES[0]), ("causal", SHAPES[4])]
 
 
@@ -46,19 +46,19 @@ def poisoned():
 def make(lengths, head_dim, head_dim_v, dtype, used=False, **options) -> Any:
     """A problem, its lists on the GPU, and q, k, v, do and dlse; NaN in rows that do not count."""
     rows_q, rows_k = zip(*lengths, strict=True)
-    count = [[max(0, n - 3 * i) for i, n in enumerate(rows)] if used else None
+    count: Any = [[max(0, n - 3 * i) for i, n in enumerate(rows)] if used else None
              for rows in (rows_q, rows_k)]  # fmt: skip
-    sizes = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype}
-    named = dict(options)
+    sizes: Any = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype}
+    named: Any = dict(options)
     mods = [masks.softcap(named.pop("softcap"))] if "softcap" in named else []
     slopes, scale = named.pop("alibi_slopes", None), named.pop("scale", None)
-    heads = {"num_heads": 4, "num_kv_heads": 2, "softmax_scale": scale}
+    heads: Any = {"num_heads": 4, "num_kv_heads": 2, "softmax_scale": scale}
     slack = (9, 5) if used else (0, 0)
-    problem, packed = packed_problem(rows_q, rows_k, *count, slack, **sizes, **heads, **named)  # pyright: ignore[reportCallIssue]
+    problem, packed = packed_problem(rows_q, rows_k, *count, slack=slack, **sizes, **heads, **named)
     if slopes is not None:
         mods.append(masks.alibi(slopes, problem.shift))
     named["score_mods"] = tuple(mods)
-    problem, packed = packed_problem(rows_q, rows_k, *count, slack, **sizes, **heads, **named)  # pyright: ignore[reportCallIssue]
+    problem, packed = packed_problem(rows_q, rows_k, *count, slack=slack, **sizes, **heads, **named)
     generator = torch.Generator("cuda").manual_seed(3)
     tensors = {}
     for name in ("q", "k", "v", "do"):
@@ -123,8 +123,8 @@ def hold(problem, found, tensors):
 
 @pytest.mark.parametrize("used", [False, True], ids=["all", "used"])
 @pytest.mark.parametrize(("option", "shape"), COMBINED, ids=str)
-def test_each_sequence_is_a_problem_of_its_own(option, shape, used):
-    problem, lists, tensors = make(LENGTHS, *shape, used, **OPTIONS[option])  # pyright: ignore[reportCallIssue]
+def test_each_sequence_is_a_problem_of_its_own(option, shape: Any, used):
+    problem, lists, tensors = make(LENGTHS, *shape, used=used, **OPTIONS[option])
     hold(problem, answers(lists, tensors, **OPTIONS[option]), tensors)
 
 
@@ -218,7 +218,8 @@ def test_compiled_without_a_graph_break():
         return flash_attention_varlen(q, k, v, cu_q, cu_k, 257, 300, causal=True) * 2
 
     given = lists["cu_seqlens_q"], lists["cu_seqlens_k"]
-    plain = torch.autograd.grad(step(*leaves, *given), leaves, tensors["do"])  # pyright: ignore[reportCallIssue]
+    q, k, v = leaves
+    plain = torch.autograd.grad(step(q, k, v, *given), leaves, tensors["do"])
     compiled = torch.compile(step, fullgraph=True)(*leaves, *given)
     assert all(map(torch.equal, plain, torch.autograd.grad(compiled, leaves, tensors["do"])))
 

@@ -150,7 +150,7 @@ def kernels(
         grid = len(rows) * heads
         reports[name] = run(kernel, grid, tiles.threads, tiles.shared_bytes, arguments, None, count)
 
-    tiles: Any = TensorTiles(*depths, *sizes, 1, **tile)  # pyright: ignore[reportCallIssue]
+    tiles: Any = TensorTiles(*depths, *sizes, blocks_per_sm=1, **tile)
     arrays = q, k, v, found["o"], found["lse"]
     kernel = tensor_core.make_forward(spec, tiles, folded)
     launch("forward", kernel, tiles, problem.num_heads, arrays, False)
