@@ -21,6 +21,13 @@ _ALIGNMENT = 64
 _CLUSTER = 4
 """CUlaunchAttributeID: blocks of a cluster along each axis."""
 
+_INVALID_CONTEXT = 201
+"""CUresult of a call by a thread that has no current context."""
+
+
+class NoContext(RuntimeError):
+    """The calling thread has no current context; `enter` gives it one."""
+
 
 @cache
 def driver() -> Any:
@@ -34,7 +41,30 @@ def check(status: int, call: str) -> None:
         name = ctypes.c_char_p()
         driver().cuGetErrorName(status, ctypes.byref(name))
         words = (name.value or b"unknown").decode()
-        raise RuntimeError(f"{call} failed with CUDA error {status} ({words})")
+        kind = NoContext if status == _INVALID_CONTEXT else RuntimeError
+        raise kind(f"{call} failed with CUDA error {status} ({words})")
+
+
+@cache
+def _primary_context(device: int) -> ctypes.c_void_p:
+    """The context of a GPU that CUDA's runtime and Numba use, kept alive from now on."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    check(driver().cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
+    status = driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+    check(status, "cuDevicePrimaryCtxRetain")
+    return context
+
+
+def enter(device: int) -> None:
+    """Give the calling thread a context on GPU number `device` if it has none on any.
+
+    A new thread has none until CUDA's runtime makes one current, which it does late: the threads
+    that torch computes gradients on come here without.
+    """
+    current = ctypes.c_void_p()
+    check(driver().cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
+    if current.value is None:
+        check(driver().cuCtxSetCurrent(_primary_context(device)), "cuCtxSetCurrent")
 
 
 class Function:

@@ -12,6 +12,7 @@ import numpy as np
 from .addresses import NAMES, known_as, unknown
 from .arguments import Posed
 from .arrays import DeviceArray, contiguous, dtype_of
+from .driver import NoContext, enter
 from .ladder import Rung
 from .plan import SEED, Plan
 from .problem import DTYPES, Problem
@@ -210,7 +211,12 @@ class _Memory:
         memory = [self._write(space) for space in planned.memory]
         addresses = [views[name].pointer for name in planned.inputs]
         addresses += [DeviceArray.of(array).pointer for array in (*results, *memory)]
-        planned.run((*addresses, seed & 0xFFFFFFFF, seed >> 32), self.stream)
+        given = (*addresses, seed & 0xFFFFFFFF, seed >> 32)
+        try:
+            planned.run(given, self.stream)
+        except NoContext:  # of the first launch: nothing has run
+            enter(int(self.device.partition(":")[2] or 0))
+            planned.run(given, self.stream)
         return results
 
     def _write(self, output: Output):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from . import kernel_store
+from . import driver, kernel_store
 from .driver import Function, Shape
 from .gpu_call import Output, Pass
 from .plan import FillStep, KernelStep, Packed, Patch, Plan
@@ -34,6 +34,7 @@ def load(what: str, device: int) -> Pass | None:
     found = kernel_store.load_json(kernel_store.key_of("plan", what))
     if found is None:
         return None
+    driver.enter(device)
     steps = [_read(step, device) for step in found["steps"]]
     if None in steps:
         return None

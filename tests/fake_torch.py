@@ -13,6 +13,12 @@ from flash_numba.interop import torch_eager
 def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functions:
     """Put the fake GPU in place for torch tensors too; its plans are forgotten afterwards."""
     functions = fake_gpu.install(monkeypatch, functions=functions)
+    pretend(monkeypatch)
+    return functions
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch tensors on the host pass for tensors on a GPU, and no more."""
     kind = type(arrays.kind_of("q", torch.empty(0)))
     monkeypatch.setattr(kind, "device", lambda self, array: "cuda:0")
     monkeypatch.setattr(kind, "stream", lambda self, like: 7)
@@ -26,4 +32,3 @@ def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functio
     monkeypatch.setattr(torch_eager, "_model", lambda device: ("Fake GPU",))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch_eager, "_calls", {})
-    return functions

@@ -281,6 +281,20 @@ def test_threads_call_at_once(kernel):
         assert all(pool.map(call, range(4)))
 
 
+@each_rung
+def test_a_new_thread_has_no_context_of_its_own(kernel):
+    """Where torch has memory at hand, the first call of the driver is ours."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from concurrent.futures import ThreadPoolExecutor
+
+    given = on_gpu(torch, kernel)
+    expected = flash_attention(*given, kernel=kernel)
+    flash_attention(*given, kernel=kernel)  # its memory is at hand then
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(flash_attention, *given, kernel=kernel).result()
+    assert torch.equal(found, expected)
+
+
 NEXT_PROCESS = """
 import sys, torch
 torch.manual_seed(1)

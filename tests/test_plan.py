@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
+import fake_driver
+
 from flash_numba import driver, kernel_store, packing, plan_store
 from flash_numba.addresses import NAMES, known_as, owner_of, unknown
 from flash_numba.arrays import DeviceArray
@@ -23,34 +25,10 @@ Q = DeviceArray(4096 + 8, (2, 5, 3, 4), (240, 48, 16, 4), "fp32")
 FUNCTION: Any = SimpleNamespace(handle=ctypes.c_void_p(77))
 
 
-class Driver:
-    """Keeps what launches hand over."""
-
-    def __init__(self):
-        self.launches, self.fills, self.moved = [], [], []
-
-    def cuLaunchKernelEx(self, reference, handle, parameters, extra):
-        set_up = reference._obj
-        self.starts = list(parameters)
-        words = [ctypes.c_uint64.from_address(start).value for start in parameters]
-        cluster = list(set_up.attributes[0].value[:3]) if set_up.count else None
-        shape = set_up.grid[:], set_up.block[:], set_up.shared_bytes, cluster
-        self.launches.append((handle.value, shape, set_up.stream, words))
-        return 0
-
-    def cuMemsetD8Async(self, address, value, size, stream):
-        self.fills.append((address.value, value.value, size.value, stream.value))
-        return 0
-
-    def cuTensorMapReplaceAddress(self, tensor_map, address):
-        ctypes.c_uint64.from_address(tensor_map.value).value = address.value
-        return 0
-
-
 @pytest.fixture
 def fake(monkeypatch):
-    fake = Driver()
-    monkeypatch.setattr(driver, "driver", lambda: fake)
+    fake = fake_driver.install(monkeypatch)
+    driver.enter(0)
     return fake
 
 
@@ -145,12 +123,35 @@ def test_a_failed_launch_is_an_error(fake, monkeypatch):
         Plan([step(1)]).ready(())((), 0)
 
 
+def test_a_thread_without_a_context_is_told_apart(fake):
+    run, raised = Plan([step(1)]).ready(()), []
+
+    def launch():
+        with pytest.raises(driver.NoContext, match="cuLaunchKernelEx failed with CUDA error 201"):
+            run((), 0)
+        driver.enter(2)
+        assert fake.context == 1002
+        driver.enter(0)  # it has one
+        assert fake.context == 1002
+        run((), 0)
+        raised.append(True)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert raised
+    assert len(fake.launches) == 1
+
+
 def test_threads_share_a_plan(fake):
     run = Plan([step(known_as(Q, "q"), known_as(Q, "k"))]).ready(("q", "k"))
-    threads = [
-        threading.Thread(target=lambda n=n: [run((n, 1000 + n), n) for _ in range(200)])
-        for n in range(1, 5)
-    ]
+
+    def repeat(n):
+        driver.enter(0)
+        for _ in range(200):
+            run((n, 1000 + n), n)
+
+    threads = [threading.Thread(target=repeat, args=(n,)) for n in range(1, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from .. import attention as api
 from .. import checks, gpu_call, plan_store
 from ..arguments import check_functions, host_lengths, pose
+from ..driver import NoContext, enter
 from ..ladder import check_wishes, choose
 from ..plan import SEED
 from ..problem import DTYPES
@@ -388,7 +389,11 @@ class _Pass:
                 return self(read, seed)
         made = [make() for make in self.make]
         addresses = [*map(_address, read), *map(_address, made), *self.more, *seed]
-        self.run(addresses, _stream(self._index))
+        try:
+            self.run(addresses, _stream(self._index))
+        except NoContext:  # of the first launch: nothing has run
+            enter(self._index)
+            self.run(addresses, _stream(self._index))
         return made[: self._results]
 
 
