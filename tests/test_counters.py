@@ -86,9 +86,6 @@ MERGED = {
 }
 """Shared arrays, or reads of them, whose neighbouring fours the compiler reads at once, one value
 for all lanes: a quarter of the instructions, of two passes each."""
-TWICE = {"row_dots"}
-"""Kernels whose 8-byte loads of fp16 the compiler takes apart into two of 4 bytes: both ask for the
-same sectors."""
 
 
 @cache
@@ -112,8 +109,6 @@ def predicted(launch, report) -> dict[str, int]:
             assert count.instructions == count.passes
             found[f"{SHARED_INSTRUCTIONS}ld.sum"] -= 3 * count.instructions // 4
             found[f"{SHARED_PASSES}ld.sum"] -= count.passes // 2
-    if launch.name in TWICE:
-        found[f"{GLOBAL}ld.sum"] *= 2
     return found
 
 
@@ -227,17 +222,12 @@ def test_the_table_of_four_ways_is_made_of_code_and_counters():
 
 @pytest.mark.parametrize("row", four_ways.ROWS, ids=lambda row: row.case)
 def test_sectors_of_four_ways_are_those_of_the_hardware(row):
-    """Without exception: only kernels of `TWICE` ask for sectors twice, and where threads wait."""
+    """Without exception, bulk copies included."""
     reports = reports_of(row.case)
     theirs = four_ways.measured(row.case, reports)
     if theirs is None:
         pytest.skip(f"{row.case} was not counted yet, or has changed since")
-    twice = 0
-    for launch, report in zip(launches(case_named(row.case)), reports, strict=True):
-        if launch.name in TWICE:
-            twice += report.hardware()[f"{GLOBAL}ld.sum"]
-    reads, writes = four_ways.sectors(reports)
-    assert theirs == (reads + twice, writes)
+    assert theirs == four_ways.sectors(reports)
 
 
 def test_cases_hand_tensor_maps_over_host_memory():

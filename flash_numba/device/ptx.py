@@ -79,6 +79,10 @@ def _vector_load(space, doc) -> Any:
         def codegen(context, builder, signature, args):
             pointer = pointer_to(context, builder, array, args[0], index, args[1])
             vector, size = _vector_of(array)
+            if size == 8:  # as one number: the compiler takes a vector of 16-bit numbers apart
+                loaded = builder.load(_in_space(builder, pointer, I64, space), align=size)
+                parts = [builder.trunc(builder.lshr(loaded, I64(16 * i)), I16) for i in range(4)]
+                return cgutils.pack_array(builder, parts)
             loaded = builder.load(_in_space(builder, pointer, vector, space), align=size)
             parts = [builder.extract_element(loaded, I32(i)) for i in range(4)]
             return cgutils.pack_array(builder, parts)
