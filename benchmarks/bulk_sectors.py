@@ -1,22 +1,25 @@
-"""What Nsight Compute counts for bulk copies of boxes of a tensor (TMA), by box.
+"""What Nsight Compute counts for bulk copies (TMA): boxes of a tensor, and rows of numbers.
 
-A launch a case: each block loads its box, or stores it, once. Boxes lie within their tensor or hang
-over its end; several blocks load one box, or each its own. Needs a Hopper GPU and ncu. Writes
-results/bulk_sectors.json, which the runner's bytes are held against.
+A launch a case: eight blocks copy something each, once. Boxes lie within their tensor or hang over
+its end; blocks copy one box or each its own; tensors begin within a 32-byte sector or have rows
+that are no whole sectors. Needs a Hopper GPU and ncu. Each kind of box is a process of its own,
+stopped if it takes too long. Writes results/bulk_sectors.json, which the runner's sectors are held
+against.
 
     python benchmarks/bulk_sectors.py [--output results.json] [--metrics name ...]
 """
 
 import argparse
-import csv
-import io
 import json
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from nsight import counted, numbers
 
 RESULTS = Path(__file__).parent / "results" / "bulk_sectors.json"
 METRICS = [
@@ -24,14 +27,38 @@ METRICS = [
     "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum",
     "lts__t_sectors_srcunit_tex_op_read.sum",
     "lts__t_sectors_srcunit_tex_op_write.sum",
+    "lts__t_requests_srcunit_tex_op_read.sum",
     "lrc__xbar2gpc_sectors_op_read.sum",
     "lrc__lts2lrc_sectors_op_read.sum",
     "smsp__inst_executed_op_tma_ld.sum",
     "smsp__inst_executed_op_tma_st.sum",
+    "dram__bytes_read.sum",
 ]
-SEQLEN, HEADS, COLUMNS = 1000, 4, 128
-BLOCKS, STORE_STEP = 8, -100
-"""Boxes that hang over the end are stored further up by the next blocks: none begins before it."""
+BLOCKS = 8
+HEAD, STORE_STEP = 1, -100
+"""The head that boxes are of; boxes that hang over the end are stored further up by the next
+blocks, since none may begin before its tensor."""
+TIMEOUT = 150
+"""Seconds of a process, its waiting for the others included."""
+
+
+class Tensor(NamedTuple):
+    """Sizes of (1, seqlen, heads, columns) 16-bit elements, and how many lie before the first."""
+
+    seqlen: int
+    heads: int
+    columns: int
+    skipped: int = 0
+
+
+TENSORS = {
+    "whole sectors": Tensor(1000, 4, 128),
+    "rows of 2.5 sectors": Tensor(1000, 4, 40),
+    "rows of 1.5 sectors": Tensor(1000, 2, 24),
+    "half a sector late": Tensor(1000, 4, 128, 8),
+}
+NUMBERS = 16384
+"""float32 that rows of numbers are copied of."""
 
 
 class Case(NamedTuple):
@@ -39,36 +66,55 @@ class Case(NamedTuple):
 
     Attributes
     ----------
-    direction : "load" or "store"
+    direction : "load", "store" or "numbers"
+    tensor : str
+        Of `TENSORS`; "" for numbers.
     rows, columns : int
-        The box.
-    first_row : int
-        Of the first block's box.
+        The box; numbers are one row.
+    first : int
+        Row of the first block's box, or its first number.
     step : int
-        Rows from one block's box to the next; 0 = all the same.
+        From one block's to the next; 0 = all the same.
     """
 
     direction: str
+    tensor: str
     rows: int
     columns: int
-    first_row: int
+    first: int
     step: int
 
 
+def kind_of(case: Case) -> tuple:
+    """Cases of one kind run in one process: one box, within its tensor or all beside it."""
+    if not case.tensor:
+        return (case.direction,)
+    return case.direction, case.rows, case.columns, case.first == TENSORS[case.tensor].seqlen
+
+
 def cases() -> list[Case]:
-    """Boxes of several sizes, each within the tensor, over its end, and beside it."""
-    found = []
-    for rows in (8, 64, 128):
-        for columns in (64, 32):
-            for first, step in ((0, rows), (40, 0), (SEQLEN - rows // 2, 0), (SEQLEN, 0)):
-                found.append(Case("load", rows, columns, first, step))
-                if step or (first < SEQLEN and first != 40):
-                    found.append(Case("store", rows, columns, first, step or STORE_STEP))
-    return found
+    """All cases, kind by kind."""
+    found = [
+        Case("numbers", "", 1, count, first, step)
+        for count in (4, 8, 64, 128, 1024)
+        for first in (0, 4, 8, 20)
+        for step in (0, count)
+    ]
+    for direction in ("load", "store"):
+        for rows in (8, 64, 128):
+            for columns in (64, 32):
+                for tensor, sizes in TENSORS.items():
+                    end = sizes.seqlen - rows // 2
+                    places = [(0, rows), (40, rows), (end, STORE_STEP)]
+                    if direction == "load":  # what is stored twice would race
+                        places += [(40, 0), (end, 0), (sizes.seqlen, 0)]
+                    found += [Case(direction, tensor, rows, columns, *place) for place in places]
+    return sorted(found, key=kind_of)
 
 
+@cache
 def make_boxes(direction: str, rows: int, columns: int):
-    """Kernel ``boxes(tensor_map, first_row, step, out)``: one warp a block, one box."""
+    """Kernel ``boxes(tensor_map, first, step)``: one warp a block, one box."""
     from flash_numba.device.hopper.mbarrier import (
         barrier_expect,
         barrier_init,
@@ -89,62 +135,108 @@ def make_boxes(direction: str, rows: int, columns: int):
     loads, size = direction == "load", 2 * rows * columns
 
     @kernel(32)
-    def boxes(tensor_map, first_row, step):
+    def boxes(tensor_map, first, step):
         bars = cuda.shared.array(1, types.uint64)
         memory = cuda.shared.array(0, types.uint16, alignment=1024)
         tile = shared_tile(memory, 0, (rows, columns))
-        lane, row = cuda.threadIdx.x, first_row + cuda.blockIdx.x * step
+        lane, row = cuda.threadIdx.x, first + cuda.blockIdx.x * step
         for i in range(lane, rows * columns, 32):
             memory[i] = i
-        fence_async()
         if lane == 0:
             barrier_init(bars, 0, 1)
             fence_barrier_init()
-        cuda.syncwarp()
+        fence_async()
+        cuda.syncthreads()
         if lane == 0:
             if loads:
                 barrier_expect(bars, 0, size)
-                tensor_load(tile, map_address(tensor_map), 0, row, 1, 0, bars, 0)
+                tensor_load(tile, map_address(tensor_map), 0, row, HEAD, 0, bars, 0)
                 barrier_wait(bars, 0, 0)
             else:
-                tensor_store(tile, 0, row, 1, 0, map_address(tensor_map))
+                tensor_store(tile, 0, row, HEAD, 0, map_address(tensor_map))
                 bulk_commit()
                 bulk_wait_read()
 
     return boxes
 
 
-def arguments(case: Case, tensor):
-    """What a case's kernel is launched with."""
+@cache
+def make_numbers():
+    """Kernel ``boxes(source, count, first, step)``: one warp a block, `count` float32 of a row."""
+    from flash_numba.device.hopper.mbarrier import (
+        barrier_expect,
+        barrier_init,
+        barrier_wait,
+        fence_barrier_init,
+    )
+    from flash_numba.device.hopper.sums import bulk_load
+    from flash_numba.device.numba_cuda import cuda, kernel, types
+
+    @kernel(32)
+    def boxes(source, count, first, step):
+        bars = cuda.shared.array(1, types.uint64)
+        memory = cuda.shared.array(1024, types.float32, alignment=16)
+        if cuda.threadIdx.x == 0:
+            barrier_init(bars, 0, 1)
+            fence_barrier_init()
+            barrier_expect(bars, 0, 4 * count)
+            bulk_load(memory, source, (0, first + cuda.blockIdx.x * step), count, bars, 0)
+            barrier_wait(bars, 0, 0)
+
+    return boxes
+
+
+def kernel_of(case: Case) -> tuple[Any, int]:
+    """A case's kernel, and the bytes of dynamic shared memory that it needs."""
+    if not case.tensor:
+        return make_numbers(), 0
+    return make_boxes(case.direction, case.rows, case.columns), 2 * case.rows * case.columns
+
+
+def arguments(case: Case, array) -> tuple:
+    """What a case's kernel is launched with: `array` is its tensor, or (1, NUMBERS) numbers."""
     from flash_numba.device.hopper.tensor_map import TensorMap
 
-    return TensorMap(tensor, case.rows, case.columns), case.first_row, case.step
+    if not case.tensor:
+        return array, case.columns, case.first, case.step
+    return TensorMap(array, case.rows, case.columns), case.first, case.step
 
 
-def run_on_gpu() -> None:
-    """Launch every case, where ncu looks."""
+def run_on_gpu(kind: str) -> None:
+    """Launch every case of a kind, where ncu looks."""
     from flash_numba.arrays import DeviceArray
     from flash_numba.device.numba_cuda import cuda
     from flash_numba.launch import launch
 
-    memory = cuda.to_device(np.zeros((1, SEQLEN, HEADS, COLUMNS), np.float16))
-    tensor, built = DeviceArray.of(memory), {}
+    kept = []
 
-    def once(case):
-        key = case.direction, case.rows, case.columns
-        if key not in built:
-            built[key] = make_boxes(*key)
-        shared_bytes = 2 * case.rows * case.columns
-        launch(built[key], BLOCKS, 32, shared_bytes, arguments(case, tensor))
+    def array_of(case):
+        if not case.tensor:
+            kept.append(cuda.to_device(np.zeros((1, NUMBERS), np.float32)))
+            return DeviceArray.of(kept[-1])
+        seqlen, heads, columns, skipped = TENSORS[case.tensor]
+        kept.append(cuda.to_device(np.zeros((1, seqlen + 1, heads, columns), np.float16)))
+        whole = DeviceArray.of(kept[-1])
+        return whole._replace(
+            pointer=whole.pointer + 2 * skipped, shape=(1, seqlen, heads, columns)
+        )
 
     for case in cases():
-        once(case)
-    cuda.synchronize()
-    cuda.profile_start()
-    for case in cases():
-        once(case)
-    cuda.synchronize()
-    cuda.profile_stop()
+        if repr(kind_of(case)) == kind:
+            kernel, shared_bytes = kernel_of(case)
+            launch(kernel, BLOCKS, 32, shared_bytes, arguments(case, array_of(case)))
+            cuda.synchronize()
+
+
+def counters_of(kind: tuple, members: list[Case], metrics: list[str]) -> list[dict]:
+    """The cases of a kind with their counters."""
+    command = [sys.executable, __file__, "--kind", repr(kind)]
+    chosen = "--kernel-name-base", "mangled", "-k", "regex:boxes"
+    rows = counted(command, metrics, *chosen, timeout=TIMEOUT)
+    return [
+        case._asdict() | {"counters": numbers(row, metrics)}
+        for case, row in zip(members, rows, strict=True)
+    ]
 
 
 def main():
@@ -152,39 +244,30 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--metrics", nargs="*", default=METRICS)
-    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--kind")
     options = parser.parse_args()
-    if options.run:
-        run_on_gpu()
+    if options.kind:
+        run_on_gpu(options.kind)
         return
     from common import machine
 
-    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    command += ["--profile-from-start", "off", "--metrics", ",".join(options.metrics)]
-    command += ["-k", "regex:boxes"]
-    result = subprocess.run(
-        [*command, sys.executable, __file__, "--run"], capture_output=True, text=True
-    )
-    lines = result.stdout.splitlines()
-    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
-    if not first:
-        raise RuntimeError(result.stdout[-2000:] + result.stderr[-2000:])
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
-    counted = [
-        {
-            **case._asdict(),
-            "counters": {
-                name: round(float(row[name].replace(",", "") or 0))
-                for name in options.metrics
-                if name in row
-            },
+    kinds = {kind: list(members) for kind, members in groupby(cases(), kind_of)}
+    found, failed, here = [], [], machine()
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        jobs = {
+            kind: pool.submit(counters_of, kind, members, options.metrics)
+            for kind, members in kinds.items()
         }
-        for case, row in zip(cases(), rows, strict=True)
-    ]
-    sizes = {"seqlen": SEQLEN, "heads": HEADS, "columns": COLUMNS, "blocks": BLOCKS}
-    found = {"machine": machine(), "tensor": sizes, "cases": counted}
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(len(counted), "cases counted")
+        for kind, job in jobs.items():
+            try:
+                found += job.result()
+                print(kind, "counted", flush=True)
+            except Exception as error:
+                failed.append(kind)
+                print(f"{kind} failed: {error}", flush=True)
+            options.output.write_text(json.dumps({"machine": here, "cases": found}) + "\n")
+    if failed:
+        sys.exit(f"not counted: {failed}")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ against.
     python benchmarks/copy_sectors.py [results.json]
 """
 
-import csv
-import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+from nsight import counted, numbers
 
 RESULTS = Path(__file__).parent / "results" / "copy_sectors.json"
 CASES = 240
@@ -81,21 +79,13 @@ def main():
         return
     from common import machine
 
-    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    command += ["--profile-from-start", "off", "--metrics", METRIC]
-    result = subprocess.run(
-        [*command, sys.executable, __file__, "--run"], capture_output=True, text=True
-    )
-    lines = result.stdout.splitlines()
-    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
-    if not first:
-        raise RuntimeError(result.stdout[-2000:] + result.stderr[-2000:])
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
+    command = [sys.executable, __file__, "--run"]
+    rows = counted(command, [METRIC], "--profile-from-start", "off")
     cases = [
         {
             "source": source,
             "target": target,
-            "sectors": int(row[METRIC].replace(",", "")) - OWN_SECTORS,
+            "sectors": numbers(row, [METRIC])[METRIC] - OWN_SECTORS,
         }
         for (source, target), row in zip(patterns(), rows, strict=True)
     ]

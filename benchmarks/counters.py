@@ -2,15 +2,13 @@
 
 Each case of `counter_cases` runs once under Nsight Compute, results/h200_counters.json keeps for
 each launch the kernel, its launch configuration and the counters, and for the case the fingerprint
-of the kernels' source. Needs a GPU of compute capability 9.0, torch, and ncu.
+of the kernels' source. Needs a GPU of compute capability 9.0, torch (for its name), and ncu.
 
     python benchmarks/counters.py [--cases flash2-forward-full ...] [--output results.json]
 """
 
 import argparse
-import csv
 import fcntl
-import io
 import json
 import re
 import subprocess
@@ -19,7 +17,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from counter_cases import CASES, case_named, launches, run, traced
+from counter_cases import CASES, HostMemory, case_named, launches, run, traced
+from nsight import counted, numbers
 
 RESULTS = Path(__file__).parent / "results" / "h200_counters.json"
 METRICS = (
@@ -71,6 +70,8 @@ METRICS = (
 )
 WORKERS = 12
 """Cases that compile side by side; they run one after the other."""
+TIMEOUT = 150
+"""Seconds of a case, all its waiting for others included."""
 
 
 def known_metrics() -> list[str]:
@@ -84,59 +85,36 @@ def known_metrics() -> list[str]:
 
 def run_on_gpu(name: str, lock: str) -> None:
     """Run a case twice: to compile, then for ncu to look, alone on the GPU."""
-    import torch
+    from flash_numba.arrays import DeviceArray
+    from flash_numba.device.numba_cuda import cuda
 
-    case, kept = case_named(name), []
-    element = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    case, host, kept = case_named(name), HostMemory(), []
 
     def make(shape, dtype, fill):
-        from flash_numba.arrays import DeviceArray
-
-        options = {"device": "cuda", "dtype": element[dtype]}
-        kept.append(
-            torch.randn(shape, **options) if fill is None else torch.full(shape, fill, **options)
-        )
-        return DeviceArray.of(kept[-1])
+        array = host.array(shape, dtype, fill)
+        kept.append(cuda.to_device(host.owners[-1]))
+        return array._replace(pointer=DeviceArray.of(kept[-1]).pointer)
 
     def once():
-        run(case, make, torch.cuda.current_stream().cuda_stream)
-        torch.cuda.synchronize()
+        run(case, make)
+        cuda.synchronize()
 
     once()
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        torch.cuda.profiler.start()
+        cuda.profile_start()
         once()
-        torch.cuda.profiler.stop()
+        cuda.profile_stop()
 
 
-def counted(name: str, expected: list, metrics: list[str], lock: str) -> list[dict]:
+def counted_case(name: str, expected: list, metrics: list[str], lock: str) -> list[dict]:
     """What ncu says about each launch of a case, in order."""
-    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    command += ["--profile-from-start", "off", "--metrics", ",".join(metrics)]
-    kernels = {launch.name for launch in expected}
-    command += ["--kernel-name-base", "mangled", "-k", f"regex:{'|'.join(sorted(kernels))}"]
-    command += [sys.executable, __file__, "--one", name, "--lock", lock]
-    result = subprocess.run(command, capture_output=True, text=True)
-    lines = result.stdout.splitlines()
-    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
-    if result.returncode or not first:
-        raise RuntimeError(f"{name}: {result.stdout[-2000:]}\n{result.stderr[-2000:]}")
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
-    return [
-        {
-            "kernel": row["Kernel Name"],
-            "grid": row["Grid Size"],
-            "block": row["Block Size"],
-            "counters": {metric: number(row[metric]) for metric in metrics if metric in row},
-        }
-        for row in rows
-    ]
-
-
-def number(text: str) -> int:
-    """A count in ncu's CSV."""
-    return round(float(text.replace(",", "")))
+    kernels = "|".join(sorted({launch.name for launch in expected}))
+    options = ["--profile-from-start", "off", "--kernel-name-base", "mangled"]
+    options += ["-k", f"regex:{kernels}"]
+    command = [sys.executable, __file__, "--one", name, "--lock", lock]
+    rows = counted(command, metrics, *options, timeout=TIMEOUT)
+    return [{"kernel": row["Kernel Name"], "counters": numbers(row, metrics)} for row in rows]
 
 
 def matched(name: str, expected: list, rows: list[dict]) -> list[dict]:
@@ -170,13 +148,13 @@ def main():
         return
     from common import machine
 
-    metrics, failed = known_metrics(), []
+    metrics, failed, here = known_metrics(), [], machine()
     found = json.loads(options.output.read_text())["cases"] if options.output.exists() else {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         lock = str(Path(folder) / "gpu")
         expected = {name: launches(case_named(name)) for name in options.cases}
         jobs = {
-            name: pool.submit(counted, name, expected[name], metrics, lock)
+            name: pool.submit(counted_case, name, expected[name], metrics, lock)
             for name in options.cases
         }
         for name, job in jobs.items():
@@ -189,8 +167,8 @@ def main():
             except Exception as error:
                 failed.append(name)
                 print(f"{name} failed: {error}", flush=True)
-    results = {"machine": machine(), "metrics": metrics, "cases": found}
-    options.output.write_text(json.dumps(results, indent=1) + "\n")
+            results = {"machine": here, "metrics": metrics, "cases": found}
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
     if failed:
         sys.exit(f"not counted: {failed}")
 

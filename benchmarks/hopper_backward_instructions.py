@@ -2,13 +2,16 @@
 
 A product of two tiles of which one is read by columns; fragments stored as transposed matrices;
 rows of numbers by the copy engine, sums in global memory and pairs. The emulations are held against
-what comes out. Needs a Hopper GPU.
+what comes out. Needs a Hopper GPU; a case is a process of its own, stopped if it takes too long.
 
     python benchmarks/hopper_backward_instructions.py results/hopper_backward_instructions.npz
 """
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,8 @@ PANEL = 1
 MAP_ROWS = 64, ROWS
 sync, arrive = make_meeting(3, 64)
 PRODUCT_BYTES = 2 * (2 * A.size + B.size)
+TIMEOUT = 45
+"""Seconds of a case, compiling included."""
 
 
 @cache
@@ -163,28 +168,50 @@ def arguments(case: Case, arrays: tuple, map_of: Any = TensorMap) -> tuple:
     return (*maps, *arrays[len(maps) :])
 
 
-def main():
-    """Run all, write what came out."""
+def run_on_gpu(name: str) -> dict[str, np.ndarray]:
+    """What a case's outputs are afterwards, by name and number."""
     from flash_numba.arrays import DeviceArray
     from flash_numba.launch import launch
 
+    case = cases()[name]
+    on_gpu = [cuda.to_device(array) for array in (*case.inputs, *case.outputs)]
+    dtype = "bf16" if "bf16" in name else "fp16"
+    views = tuple(DeviceArray.of(array) for array in on_gpu)
+    views = tuple(v._replace(dtype=dtype) if v.dtype == "uint16" else v for v in views)
+    launch(case.kernel, case.blocks, case.threads, case.shared_bytes, arguments(case, views))
+    cuda.synchronize()
+    outputs = enumerate(on_gpu[len(case.inputs) :])
+    return {f"{name}/{i}": output.copy_to_host() for i, output in outputs}
+
+
+def main():
+    """Run each case in a process of its own, write what came out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
-    path = parser.parse_args().path
-    found = {}
-    for name, case in cases().items():
-        on_gpu = [cuda.to_device(array) for array in (*case.inputs, *case.outputs)]
-        dtype = "bf16" if "bf16" in name else "fp16"
-        views = tuple(DeviceArray.of(array) for array in on_gpu)
-        views = tuple(v._replace(dtype=dtype) if v.dtype == "uint16" else v for v in views)
-        launch(case.kernel, case.blocks, case.threads, case.shared_bytes, arguments(case, views))
-        cuda.synchronize()
-        for i, output in enumerate(on_gpu[len(case.inputs) :]):
-            found[f"{name}/{i}"] = output.copy_to_host()
-        print(name, "ran", flush=True)
+    parser.add_argument("--one")
+    options = parser.parse_args()
+    if options.one:
+        np.savez(options.path, allow_pickle=False, **run_on_gpu(options.one))
+        return
+    found, failed = {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder, "part.npz")
+        for name in cases():
+            command = [sys.executable, __file__, str(part), "--one", name]
+            try:
+                subprocess.run(command, check=True, timeout=TIMEOUT)
+            except subprocess.SubprocessError as error:
+                failed.append(name)
+                print(f"{name} failed: {error}", flush=True)
+                continue
+            with np.load(part) as arrays:
+                found |= dict(arrays)
+            print(name, "ran", flush=True)
     found["machine"] = np.array(json.dumps(machine()))
-    np.savez_compressed(path, allow_pickle=False, **found)
-    print(f"{len(found)} arrays in {path}")
+    np.savez_compressed(options.path, allow_pickle=False, **found)
+    print(f"{len(found)} arrays in {options.path}")
+    if failed:
+        sys.exit(f"did not run: {failed}")
 
 
 if __name__ == "__main__":
