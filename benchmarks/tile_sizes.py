@@ -67,7 +67,7 @@ def contender(tiles: TensorTiles, cell: Cell, inputs: Inputs, stream: int):
 
 
 def compile_tiles(tiles: TensorTiles) -> None:
-    """Leave the kernel where `flash_numba.kernel_store` finds it."""
+    """Leave the kernel where `flash_numba.kernel_store` finds it, run once."""
     gpu = gpus.find()
     small = Cell("forward", "fp16", tiles.depth, 256, False, 1, 1)
     inputs = Inputs.draw(small, gpu.device)
@@ -105,10 +105,15 @@ def main():
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--compile-only", action="store_true", help="compile, time nothing")
     options = parser.parse_args()
     all_tiles = [tiles for head_dim in HEAD_DIMS for tiles in tiles_of(head_dim)]
-    with ProcessPoolExecutor(5, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    # A tile a process: what stops one launch stops all later ones of its process.
+    with ProcessPoolExecutor(6, spawn, max_tasks_per_child=1) as pool:
         list(pool.map(compile_tiles, all_tiles))
+    if options.compile_only:
+        return
     gpu, rows = gpus.find(), []
     for head_dim, seqlen in product(HEAD_DIMS, SEQLENS):
         batch, heads = TOKENS // seqlen, HIDDEN // head_dim
