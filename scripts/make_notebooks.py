@@ -26,6 +26,9 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+IN_A_LIVE_NOTEBOOK = "(a slider over the events, in a live notebook)"
+
 SECONDS = 300
 """For one cell, on a crowded machine; a whole notebook takes less than 60 on an idle one."""
 
@@ -71,8 +74,27 @@ def run(name: str) -> dict[str, Any]:
     NotebookClient(node, timeout=SECONDS, kernel_name="python3", resources=resources).execute()
     for cell in node["cells"]:
         cell["metadata"] = {}
+        if cell["cell_type"] == "code":
+            cell["outputs"] = settled(cell["outputs"])
     node["metadata"] = METADATA
     return json.loads(nbformat.writes(node))
+
+
+def settled(outputs: list[Any]) -> list[Any]:
+    """Outputs without what differs from run to run and says nothing.
+
+    That is where the kernel cut what is printed into pieces, and the number of a widget, which is
+    gone with the kernel that made it.
+    """
+    found: list[Any] = []
+    for one in outputs:
+        if one["output_type"] == "stream" and found and found[-1].get("name") == one["name"]:
+            found[-1]["text"] += one["text"]
+            continue
+        if WIDGET in one.get("data", {}):
+            one["data"] = {"text/plain": IN_A_LIVE_NOTEBOOK}
+        found.append(one)
+    return found
 
 
 def names() -> list[str]:

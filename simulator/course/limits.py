@@ -129,7 +129,7 @@ def measured_roof(gpu: Gpu, rows: list[dict], where: str) -> Picture:
         for row in rows:
             if (row["direction"], row["head_dim"]) != (direction, d):
                 continue
-            problem = Problem(row["seqlen"], row["seqlen"], d)
+            problem = Problem(row["seqlen"], row["seqlen"], d, causal=row["causal"])
             found = counts("flash2", problem, 64, 64, direction=direction)
             flops = found.matmul_flops * row["batch"] * row["heads"]
             reached.append((found.matmul_flops / found.hbm_bytes, flops / row["ms"] / 1e9))

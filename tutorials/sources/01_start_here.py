@@ -86,6 +86,9 @@ print(f"{standard.hbm_bytes / flash.hbm_bytes:.1f} times fewer bytes")
 print(f"{flash.sram_peak_bytes:,} bytes of SRAM at most")
 
 # %% [markdown]
+# **Change it.** Let `tile_m` be smaller, then larger. Which of the three lines follow, and which
+# never changes?
+#
 # ## Watch it
 #
 # A small run, event by event. In a live notebook the slider moves; the frame below is what it shows

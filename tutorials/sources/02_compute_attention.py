@@ -46,6 +46,9 @@ print("S\n", S, "\nP\n", P, "\nO\n", P @ V)
 # **Predict.** The second word's query is (0, 2). Which words does it attend to, and which not?
 # Check the second row of P.
 #
+# **Change it.** Make that query ten times as long, in the same direction. What becomes of its row,
+# and of a gradient that must pass through it?
+#
 # ## Why √d
 #
 # The product of two vectors of d independent numbers has variance d. Without the root, scores grow

@@ -22,11 +22,12 @@ from simulator.course import begin, show
 begin()
 
 # %% [markdown]
-# ## Predict
+# ## Three operations
 #
-# Three operations, one after the other, each a kernel that reads its operands from HBM and writes
-# its result back: S = scale QKᵀ, P = softmax(S), O = PV. For N queries, N keys and d columns, fill
-# in:
+# One after the other, each a kernel that reads its operands from HBM and writes its result back:
+# S = scale QKᵀ, P = softmax(S), O = PV.
+#
+# **Predict.** For N queries, N keys and d columns, fill in:
 #
 # | operation | reads | writes |
 # |---|---|---|

@@ -113,6 +113,9 @@ from simulator.course.flow import running_softmax
 show(*running_softmax(seed=1))
 
 # %% [markdown]
+# **Change it.** FlashAttention-1 keeps O divided by l after every tile. Write that into
+# `attention_by_tiles`: what is the old O multiplied with then?
+#
 # The maximum rises often at first and seldom later: of N scores in random order the maximum is
 # expected to rise about ln N times. FlashAttention-4 skips the rescaling where it rises by little.
 #

@@ -61,6 +61,9 @@ for B_r, B_c in ((128, 64), (128, 32), (64, 64)):
 # Q once. K and V once **for every query tile**, T_r = ⌈N / B_r⌉ times. "Every block is loaded only
 # once" is the most repeated wrong sentence about FlashAttention.
 #
+# **Change it.** Take a B_r that does not divide N: is the form still right? Then let `full` be
+# `causal=True`. Which share of the reads is left, and why not half?
+#
 # ## Watch the board
 #
 # Which tiles lie in SRAM, event after event, from the log of a run:

@@ -113,6 +113,9 @@ from simulator.course.tiles import forward_and_backward
 show(*forward_and_backward(problem, 64, 64))
 
 # %% [markdown]
+# **Change it.** Double both tiles. Which of the four programs moves less, and which moves exactly
+# what it moved before? Which count of `flash2` is that of a tensor that all its blocks write?
+#
 # ## Who owns dQ?
 #
 # A block that owns a key tile can keep dK_j and dV_j in registers. But dQ_i gets a part from

@@ -17,6 +17,8 @@ if missing("tutorials"):
     pass
 stop_if_stale()
 
+import inspect
+
 from simulator.course import begin, show
 
 begin()
@@ -43,8 +45,18 @@ for d in (32, 64, 128, 256):
     print(f"d={d:3}: flash1 from B_c={break_even_tile('flash1', d)}, ", end="")
     print(f"flash2 from B_r={break_even_tile('flash2', d)}")
 print("factor of N² of flash2 at d=64, B_r=128:", square_coefficient("flash2", 128, 64))
+for function in (square_coefficient, break_even_tile):
+    print("\n" + inspect.getsource(function).split('"""')[2].strip("\n"))
 
 # %% [markdown]
+# Read the two functions: no factor was typed. A count is a polynomial in N where N is a multiple of
+# the tile, and its second difference gives the factor of N²; the break-even is a search for the
+# first tile whose factor is smaller than the other's.
+#
+# **Change it.** Take another of notebook 3's standard attentions as the baseline,
+# `break_even_tile("flash2", d, "with_mask_and_dropout")`. Will smaller tiles do? And against
+# `"fused_softmax"`?
+#
 # ## A tile is not a saving
 #
 # A popular formula has memory savings of N²/B². It divides a matrix by one tile of it - and says
@@ -90,8 +102,8 @@ for M in (4096, 16384, 65536):
     print(f"M={M:6}: the forward pass holds {forward:6} elements, the backward {backward:6}")
 
 # %% [markdown]
-# S, m and l need room too. (FlashAttention-2 puts S into registers, another small board: 256 KiB a
-# multiprocessor.) And SRAM differs from GPU to GPU:
+# S, m and l need room too. (FlashAttention-2 puts S into registers, another small board.) And SRAM
+# differs from GPU to GPU:
 
 # %%
 from simulator.grading.formula_puzzles import tallest_tile
@@ -100,6 +112,9 @@ from simulator.hardware import A100, GPUS
 for gpu in GPUS:
     rows = [tallest_tile(d, gpu.shared_bytes_per_block) for d in (64, 128)]
     print(f"{gpu.name:9} B_r up to {rows[0]:4} at d=64, {rows[1]:4} at d=128 (fp16, B_c=16)")
+S_and_O = [4 * 128 * (64 + d) / 1024 for d in (64, 128)]  # fp32, B_r=128, B_c=64
+print(f"registers: {A100.register_bytes_per_sm // 1024} KiB a multiprocessor of an A100;", end=" ")
+print(f"S and O of a tile of 128 take {S_and_O[0]:.0f} KiB at d=64, {S_and_O[1]:.0f} at d=128")
 
 # %% [markdown]
 # ## Growth

@@ -100,8 +100,13 @@ for columns in (32, 33):
     )
 
 # %% [markdown]
-# One unused column, and the conflicts are gone. Is the tracer right about such numbers? With a GPU
-# the next cell launches the same two objects there; without one it says who counted for you.
+# One unused column, and the conflicts are gone.
+#
+# **Change it.** Try more numbers of columns. Which are free of conflicts, what have they in common,
+# and how many passes too many do the others take?
+#
+# Is the tracer right about such numbers? With a GPU the next cell launches the same two objects
+# there; without one it says who counted for you.
 
 # %%
 if cuda.is_available():

@@ -17,6 +17,8 @@ if missing("tutorials"):
     pass
 stop_if_stale()
 
+import inspect
+
 import numpy as np
 
 from flash_numba import masks, reference
@@ -88,12 +90,17 @@ truth, _ = reference.forward(problem, q, k, v)
 run = simulate("flash2", problem, q, k, v, tile_m=32, tile_n=32)
 print(f"largest difference from float64: {np.abs(run.arrays['O'] - truth).max():.0e}")
 plain = simulate("flash2", Problem(96, 96, 16), tile_m=32, tile_n=32).counts
-print("does it save traffic?", run.counts.hbm_elements, "of", plain.hbm_elements)
+print("does it save traffic?", run.counts.hbm_elements, "of", plain.hbm_elements, "\n")
+rule = Problem(96, 96, 16, causal=True).range_mask  # what the package itself has for causal
+print(inspect.getsource(rule.keep), inspect.getsource(rule.key_range), sep="\n")
 
 # %% [markdown]
 # It saves nothing: each tile has something to see, and from a bare function nobody knows which
-# tiles are empty. Tiles are skipped through a **key range** (causal and window have one) or a
-# **block list**.
+# tiles are empty. Tiles are skipped through a **key range** (causal and window have one: read it
+# above) or a **block list**.
+#
+# **Change it.** Write the causal mask yourself, `q_idx >= k_idx`. Is the result that of
+# `causal=True`? And the traffic? Then give your `Mask` the key range.
 #
 # **Predict.** A block-sparse pattern with 30 % of the blocks: which share of the FLOPs? And 30 % of
 # the *elements* at random?

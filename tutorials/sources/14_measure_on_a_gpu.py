@@ -92,6 +92,9 @@ for short, long in pairwise(lengths):
 # %% [markdown]
 # By the square of N. FlashAttention did not change how arithmetic grows.
 #
+# **Change it.** Ask for `masks=("causal",)` above. Does a sequence twice as long still take as many
+# times longer, and do the rates in TFLOP/s stay? (Half of the products are counted then.)
+#
 # ## Under the roof
 #
 # Where do the measured kernels stand below the roof of notebook 7? Traffic is what the closed form
@@ -201,7 +204,7 @@ for name in ("tiled", "flash1", "flash2"):
 # %%
 for row in rows:
     if row["direction"] == "forward" and gpu.name in BOARD_WATTS:
-        problem = Problem(row["seqlen"], row["seqlen"], row["head_dim"])
+        problem = Problem(row["seqlen"], row["seqlen"], row["head_dim"], causal=row["causal"])
         counts = theory.counts("flash2", problem, 128, 64, direction="forward")
         spent = row["batch"] * row["heads"] * energy(counts, "fp32").total_j
         bound = at_most(gpu.name, row["ms"] / 1e3)

@@ -19,6 +19,7 @@ if missing("tutorials", "torch"):
     pass
 stop_if_stale()
 
+import inspect
 import warnings
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from flash_numba import explain, flash_attention
+from flash_numba.interop import pytorch
 from simulator.course import begin, show
 
 begin()
@@ -151,6 +153,9 @@ show(
 )
 
 # %% [markdown]
+# **Change it.** Give `ours` a window, `flash_attention(q, k, v, window=(8, 0))`: each letter sees
+# 8 before it. Do the curves part? Does the loss suffer?
+#
 # ## What would it save?
 #
 # At 32 letters: nothing, S is tiny. The same model with a long context keeps, for its backward
@@ -180,13 +185,16 @@ for row in stored["rows"]:
 # ## Gradients to trust
 #
 # A loss that falls proves little: wrong gradients often train, a little worse. Hold them against
-# PyTorch's.
+# PyTorch's. Before that, read what autograd is told: two ops with a schema each, one the gradient
+# of the other, and what is kept between them.
 
 # %%
 q, k, v = torch.randn(3, 2, 40, HEADS, 16, dtype=torch.float32, device=device)
 q, k, v = (one.detach().requires_grad_() for one in (q, k, v))
 weight = torch.randn(2, 40, HEADS, 16, device=device)
 gradients = [torch.autograd.grad((f(q, k, v) * weight).sum(), (q, k, v)) for f in (ours, torchs)]
+print(inspect.getsource(pytorch).rpartition("\n\n")[2])
+print(inspect.getsource(pytorch._keep_for_backward))
 for name, mine, theirs in zip("qkv", *gradients, strict=True):
     print(f"d{name}: largest difference below 1e-5: {(mine - theirs).abs().max().item() < 1e-5}")
 
@@ -196,8 +204,7 @@ for name, mine, theirs in zip("qkv", *gradients, strict=True):
 # For the grader: what all layers keep. By yourself:
 #
 # 1. Let the model write: feed it its own guesses. (So few steps make no poet.)
-# 2. Give `ours` a window: `flash_attention(..., window=(8, 0))`. Does the loss suffer?
-# 3. On a GPU: a much longer context, and more steps. Compare
+# 2. On a GPU: a much longer context, and more steps. Compare
 #    `torch.cuda.max_memory_allocated()` of both, with
 #    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` for PyTorch's.
 

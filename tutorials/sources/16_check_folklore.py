@@ -17,6 +17,7 @@ if missing("tutorials"):
     pass
 stop_if_stale()
 
+import inspect
 from collections import Counter
 
 from simulator.claims import CLAIMS, TOPICS, ledger
@@ -37,7 +38,7 @@ def tell(*names):
 # %% [markdown]
 # ## Ten sentences that everybody has heard
 #
-# **Predict** first: which of these are true?
+# **Predict.** Which of these are true?
 #
 # 1. Q, K and V are each loaded once.
 # 2. Traffic becomes O(N).
@@ -75,7 +76,8 @@ tell("C06", "C17", "C35")
 # %% [markdown]
 # ### Gradients that are not
 #
-# Five formulas for ∂L/∂Q circulate; four do not even have its shape. Finite differences settle it.
+# Formulas for ∂L/∂Q circulate, and most do not even have its shape. **Predict** which of these do,
+# for N queries, M keys and d columns. Finite differences settle the rest.
 
 # %%
 tell("C18", "C22", "C43", "C56")
@@ -110,9 +112,11 @@ tell("C67", "C85", "C91")
 # ## All of it
 #
 # `flash-numba claims --topic memory` prints a topic, `flash-numba claims C20` one claim in full,
-# and `simulator/claims` is the code. Verdicts, by name:
+# and `simulator/claims` is the code. Read one: the docstring is the claim, and the verdict follows
+# from the number.
 
 # %%
+print(inspect.getsource(CLAIMS["M01"].check))
 by_verdict = {}
 for claim, found in rows:
     by_verdict.setdefault(found.verdict, []).append(claim.name)
@@ -139,9 +143,9 @@ def causal_tiles(N, B):
 grade("causal_tiles", causal_tiles)
 
 # %% [markdown]
-# Then one of your own. Take a claim about FlashAttention from a text that you like, and enter it: a
-# function with the claim as its docstring that returns `Found(verdict, exact, measured)`. Begin
-# with `simulator/claims/misconceptions.py`. Can your function come to the other verdict, if the
+# **Change it.** Then one of your own. Take a claim about FlashAttention from a text that you like,
+# and enter it: a function with the claim as its docstring that returns `Found(verdict, exact,
+# measured)`, like the one that you read above. Can your function come to the other verdict, if the
 # numbers were different?
 #
 # ## Further reading
