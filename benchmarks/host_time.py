@@ -20,6 +20,7 @@ from common import machine, write
 
 from flash_numba import flash_attention
 from flash_numba.interop import torch_eager
+from flash_numba.interop.torch_pass import TorchPass
 
 SHAPE = 2, 128, 4, 64
 """(batch, seqlen, heads, head_dim) of the small problem: the GPU is done before the host is."""
@@ -76,7 +77,7 @@ def part_calls(before: set) -> dict:
     )
 
 
-def _parts(name: str, planned: torch_eager._Pass) -> dict:
+def _parts(name: str, planned: TorchPass) -> dict:
     def allocate():
         return [make() for make in planned.make]
 

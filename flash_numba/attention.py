@@ -137,6 +137,14 @@ def flash_attention(
     ----------
     Dao, "FlashAttention-2", 2023, Algorithm 1.
     """
+    plain = key_lengths is mask is bias is alibi_slopes is score_mod is mask_mod is block_mask
+    if plain and mask is None and is_torch(q):
+        import flash_numba.interop.torch_repeated as torch_repeated
+
+        numbers = scale, causal, window, softcap, dropout_p, seed
+        found = torch_repeated.repeated(q, k, v, *numbers, kernel, deterministic, return_lse)
+        if found is not None:
+            return found
     options = {
         "scale": scale,
         "causal": causal,

@@ -81,7 +81,7 @@ class KernelStep(NamedTuple):
         for patch in self.packed.patches:
             parameter, which = self.packed.starts.index(8 * patch.word), names.index(patch.name)
             if patch.is_map:
-                maps.append((launch.parameters[parameter], which, patch.offset))
+                maps.append([launch.parameters[parameter], which, patch.offset, None])
             elif patch.offset:
                 word = ctypes.c_uint64()
                 launch.parameters[parameter] = ctypes.addressof(word)
@@ -93,8 +93,11 @@ class KernelStep(NamedTuple):
             given[:] = addresses
             for word, which, offset in sums:
                 word.value = addresses[which] + offset
-            for tensor_map, which, offset in maps:
-                driver.move_tensor_map(tensor_map, addresses[which] + offset)
+            for one in maps:
+                tensor_map, which, offset, current = one
+                if addresses[which] != current:
+                    driver.move_tensor_map(tensor_map, addresses[which] + offset)
+                    one[3] = addresses[which]
             launch(stream)
 
         return run

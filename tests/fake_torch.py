@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flash_numba import arrays
-from flash_numba.interop import torch_eager
+from flash_numba.interop import torch_eager, torch_pass, torch_repeated
 
 
 def install(monkeypatch: pytest.MonkeyPatch, functions=None) -> fake_gpu.Functions:
@@ -23,12 +23,19 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "device", lambda self, array: "cuda:0")
     monkeypatch.setattr(kind, "stream", lambda self, like: 7)
     monkeypatch.setattr(kind, "current", lambda self, like: nullcontext())
-    monkeypatch.setattr(torch_eager, "_DEVICE", "cpu")
+    monkeypatch.setattr(torch_pass, "DEVICE", "cpu")
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(torch_eager, "_current_device", lambda: -1)
+    monkeypatch.setattr(torch_pass, "current_device", lambda: -1)
     empty = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(torch_eager, "_empty_strided", empty)
-    monkeypatch.setattr(torch_eager, "_stream", lambda device: 7)
+    monkeypatch.setattr(torch_pass, "_empty_strided", empty)
+    monkeypatch.setattr(torch_pass, "current_stream", lambda device: 7)
     monkeypatch.setattr(torch_eager, "_model", lambda device: ("Fake GPU",))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch_eager, "_calls", {})
+    monkeypatch.setattr(torch_repeated, "_known", [])
+
+
+def forget() -> None:
+    """Let the next call be the first of its kind."""
+    torch_eager._calls.clear()
+    torch_repeated._known.clear()

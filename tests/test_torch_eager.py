@@ -16,7 +16,7 @@ from test_interop_torch import BAD, EVEN, MASK, OPTIONS, SLOPES, TorchApi, hold,
 
 from flash_numba import attention, flash_attention, flash_attention_varlen, masks  # noqa: E402
 from flash_numba import reference as ref  # noqa: E402
-from flash_numba.interop import torch_eager  # noqa: E402
+from flash_numba.interop import torch_eager, torch_pass, torch_repeated  # noqa: E402
 from flash_numba.problem import Problem  # noqa: E402
 
 
@@ -102,7 +102,7 @@ def test_bad_lists_of_a_packed_batch_are_refused(changed, error, match, gpu):
 def reference_o(*tensors, **options):
     """O as it is without a cache."""
     copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in tensors]
-    torch_eager._calls.clear()
+    fake_torch.forget()
     return flash_attention(*copies, **options)
 
 
@@ -146,7 +146,7 @@ def test_another_device_has_a_plan_of_its_own(gpu, monkeypatch):
     given = plain()
     flash_attention(*given)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 1)
-    monkeypatch.setattr(torch_eager, "_current_device", lambda: 1)
+    monkeypatch.setattr(torch_pass, "current_device", lambda: 1)
     flash_attention(*given)
     assert len(gpu.planned) == 2
 
@@ -247,12 +247,12 @@ def test_bad_input_is_refused_before_anything_runs(changed, error, match, gpu):
 
 @pytest.mark.parametrize(("room", "made"), [(1 << 16, [1, 2, 2]), (71, [2, 2, 2])])
 def test_lse_is_made_if_somebody_reads_it_or_it_is_large(room, made, gpu, monkeypatch):
-    monkeypatch.setattr(torch_eager, "UNREAD", room)
-    torch_eager._unread.cache_clear()
-    given, empty, found = plain(), torch_eager._empty_strided, []
+    monkeypatch.setattr(torch_pass, "UNREAD", room)
+    torch_pass._unread.cache_clear()
+    given, empty, found = plain(), torch_pass._empty_strided, []
     flash_attention(*given)
-    monkeypatch.setattr(torch_eager, "_empty_strided", lambda *a: found.append(a) or empty(*a))
-    torch_eager._calls.clear()
+    monkeypatch.setattr(torch_pass, "_empty_strided", lambda *a: found.append(a) or empty(*a))
+    fake_torch.forget()
     counts, results = [], []
     for options in ({}, {"return_lse": True}):
         found.clear()
@@ -263,7 +263,7 @@ def test_lse_is_made_if_somebody_reads_it_or_it_is_large(room, made, gpu, monkey
     assert [*counts, len(found)] == made
     assert torch.equal(results[0], results[1][0])
     assert results[1][1].isfinite().all()
-    torch_eager._unread.cache_clear()
+    torch_pass._unread.cache_clear()
 
 
 def test_functions_are_told_apart(gpu):
@@ -287,6 +287,7 @@ def test_functions_with_tensors_are_planned_each_time(gpu):
 
 def test_the_latest_plans_are_kept(gpu, monkeypatch):
     monkeypatch.setattr(torch_eager, "LIMIT", 2)
+    monkeypatch.setattr(torch_repeated, "LIMIT", 0)
     given = plain()
     for scale in (1.0, 2.0, 3.0, 2.0, 1.0):
         flash_attention(*given, scale=scale)

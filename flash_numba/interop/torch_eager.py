@@ -8,36 +8,29 @@ watches or transforms calls (torch.compile, other dispatch modes, functorch) get
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
 from .. import attention as api
 from .. import checks, gpu_call, plan_store
 from ..arguments import check_functions, host_lengths, pose
-from ..driver import NoContext, enter
 from ..ladder import check_wishes, choose
-from ..plan import SEED
-from ..problem import DTYPES
 from ..scores import check_differentiable
 from ..sequences import Packed
+from . import torch_pass
+from .torch_autograd import Asked, differentiable
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
-
-_DEVICE = "cuda"
+from .torch_pass import TorchPass
+from .torch_repeated import is_window, remember
 
 LIMIT = 1024
 """Kinds of calls that are kept, the latest made."""
-
-UNREAD = 1 << 16
-"""Elements of the memory on each device where an output goes that nobody reads."""
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _NUMBERS = (int, np.float32, np.float64)
@@ -47,13 +40,6 @@ _NO_SEED = (0, 0)
 _calls: dict[tuple, _Call] = {}
 _captured: list[_Call] = []
 """Calls that CUDA graphs hold: a replay reads what was uploaded for them."""
-
-# Of a torch without CUDA, which lacks these, no call comes as far.
-_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_empty_strided: Any = getattr(guards, "_empty_strided_cuda", None)
-"""How what `torch.compile` makes of a model gets tensors: in half the time of `torch.empty`."""
-_address = Tensor.data_ptr
 
 
 def attention(
@@ -80,7 +66,7 @@ def attention(
 
         o, lse = pytorch.attention(q, k, v, kernel, deterministic, options, packed)
         return (o, lse) if return_lse else o
-    if torch.is_autocast_enabled(_DEVICE):
+    if torch.is_autocast_enabled(torch_pass.DEVICE):
         q, k, v = autocast(q, k, v)
     if optional and options["bias"] is not None and options["bias"].dtype is q.dtype:
         options["bias"] = options["bias"].float()  # as kernels read it
@@ -93,6 +79,8 @@ def attention(
             while len(_calls) >= LIMIT:
                 _calls.pop(next(iter(_calls)), None)
             _calls[key] = call
+    if key is not None and packed is None:
+        remember(call, q, k, v, options, (kernel, deterministic, return_lse))
     seed = _NO_SEED if options["seed"] is None and not call.drops else _words(options["seed"])
     tensors = (q, k, v, *(tensor for _, tensor in optional)) if optional else (q, k, v)
     if call.learns:
@@ -100,7 +88,7 @@ def attention(
     if torch.is_grad_enabled():
         for x in tensors:
             if x.requires_grad:
-                return _differentiable((call, seed, return_lse), *tensors)
+                return differentiable(Asked(call, seed, return_lse), *tensors)
     found = call.forward(seed, return_lse, tensors)
     return tuple(found) if return_lse else found[0]
 
@@ -170,7 +158,7 @@ def _key(q, k, v, kernel, deterministic, options: dict, optional) -> tuple | Non
         and type(softcap) is type(dropout_p) is float
         and type(kernel) is str
         and (deterministic is None or type(deterministic) is bool)
-        and (window == _UNLIMITED or _is_window(window))
+        and (window == _UNLIMITED or is_window(window))
         and options["block_mask"] is None
     ):
         return None
@@ -191,12 +179,6 @@ def _key(q, k, v, kernel, deterministic, options: dict, optional) -> tuple | Non
             return None
         key += tuple(map(id, functions))  # the call keeps them alive
     return key
-
-
-def _is_window(window) -> bool:
-    """Whether it is a pair of whole numbers or None."""
-    sides = [None if x is None else type(x) for x in window] if type(window) is tuple else ()
-    return len(sides) == 2 and all(x in (None, int) for x in sides)
 
 
 def _is_constant(aux) -> bool:
@@ -236,7 +218,7 @@ class _Call:
         self.uploads = any(x is not None for x in (*functions, options["key_lengths"]))
         # Packed batches are of another size each time.
         self.stored = None if self.uploads or packed is not None else key
-        self._backward: dict[tuple, _Pass] | None = None if key is None else {}
+        self._backward: dict[tuple, TorchPass] | None = None if key is None else {}
 
         def plan() -> gpu_call.Pass:
             check_wishes(kernel, deterministic)
@@ -251,17 +233,17 @@ class _Call:
         self._forward = self._planned(plan, q, ("forward",))
         self._forward_to_o = self._forward.without("lse", q)
 
-    def _planned(self, plan, like: Tensor, more: tuple) -> _Pass:
+    def _planned(self, plan, like: Tensor, more: tuple) -> TorchPass:
         """A pass from disk or, if it is not there, from `plan`."""
         device = like.get_device()
         if self.stored is None:
-            return _Pass(plan(), like)
+            return TorchPass(plan(), like)
         where = repr((*_model(device), self.stored, more))
         found = plan_store.load(where, device)
         if found is None:
             found = plan()
             plan_store.save(where, found)
-        return _Pass(found, like)
+        return TorchPass(found, like)
 
     def forward(self, seed: tuple[int, int], lse: bool, tensors: Sequence[Tensor]) -> list[Tensor]:
         """O, and lse if that is asked for.
@@ -279,6 +261,10 @@ class _Call:
         if self.learns:
             tensors = tensors[:-1]
         return (self._forward if lse else self._forward_to_o)(tensors, seed)
+
+    def run(self, lse: bool, at: Sequence[int]) -> list[Tensor]:
+        """As `forward`, of q, k and v at these addresses of the current device, without dropout."""
+        return (self._forward if lse else self._forward_to_o).on(at, _NO_SEED)
 
     def backward(
         self, needs: tuple[bool, ...], seed, do: Tensor, dlse: Tensor | None, *saved: Tensor
@@ -338,112 +324,3 @@ def _model(device: int) -> tuple:
     """What plans depend on of a GPU."""
     gpu = torch.cuda.get_device_properties(device)
     return gpu.name, gpu.major, gpu.minor, gpu.multi_processor_count
-
-
-@cache
-def _unread(device: torch.device) -> Tensor:
-    """Where outputs go that nobody reads."""
-    return torch.empty(UNREAD, dtype=torch.float32, device=device)
-
-
-class _Pass:
-    """A planned pass on tensors of one device.
-
-    Parameters
-    ----------
-    planned : gpu_call.Pass
-    like : Tensor
-        Of that device.
-    unread : str, optional
-        Name of a float32 output of at most `UNREAD` elements that nobody reads.
-
-    Attributes
-    ----------
-    make : list of functions
-        Each makes one of the tensors that a run needs: the outputs that are read, and memory.
-    more : tuple of int
-        The address for the output that nobody reads, which `run` is handed behind theirs.
-    """
-
-    def __init__(self, planned: gpu_call.Pass, like: Tensor, unread: str | None = None):
-        self.planned, self._index = planned, like.get_device()
-        made = [x for x in (*planned.outputs, *planned.memory) if x.name != unread]
-        names = [*planned.inputs, *(x.name for x in made)]
-        self.more = ()
-        if unread is not None:
-            names.append(unread)
-            self.more = (_unread(like.device).data_ptr(),)
-        self.run = planned.plan.ready((*names, *SEED))
-        self.make = [_maker(x.shape, getattr(torch, str(DTYPES[x.dtype]))) for x in made]
-        self._results = len(made) - len(planned.memory)
-
-    def without(self, name: str, like: Tensor) -> _Pass:
-        """The same pass for a caller who does not read output `name`."""
-        (output,) = (x for x in self.planned.outputs if x.name == name)
-        return self if math.prod(output.shape) > UNREAD else _Pass(self.planned, like, name)
-
-    def __call__(self, read: Sequence[Tensor], seed: tuple[int, int]) -> list[Tensor]:
-        """Run on the plan's inputs and the current stream."""
-        if _current_device() != self._index:
-            with torch.cuda.device(self._index):
-                return self(read, seed)
-        made = [make() for make in self.make]
-        addresses = [*map(_address, read), *map(_address, made), *self.more, *seed]
-        try:
-            self.run(addresses, _stream(self._index))
-        except NoContext:  # of the first launch: nothing has run
-            enter(self._index)
-            self.run(addresses, _stream(self._index))
-        return made[: self._results]
-
-
-def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
-    """A function that makes contiguous tensors on the current device."""
-    strides = torch.empty(shape, device="meta").stride()
-    if _empty_strided is not None:
-        return partial(_empty_strided, shape, strides, dtype)
-    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=_DEVICE)
-
-
-class _Attention(torch.autograd.Function):
-    """O, and lse if that is asked for, where a gradient may be."""
-
-    @staticmethod
-    def forward(ctx, asked, *tensors):
-        call, seed, return_lse = asked
-        o, lse = call.forward(seed, True, tensors)
-        ctx.save_for_backward(*tensors, o, lse)
-        ctx.asked = asked
-        if not return_lse:
-            return o
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, do, dlse=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        call, seed, _ = ctx.asked
-        do = torch.zeros_like(saved[-2]) if do is None else do.resolve_neg()
-        if torch.is_grad_enabled():
-            found = iter(_Gradients.apply(call, seed, needs, do, dlse, *saved))
-        else:
-            found = iter(call.backward(needs, seed, do, dlse, *saved))
-        return None, *(next(found) if need else None for need in needs)
-
-
-# `apply` without its care for functorch, whose calls do not come here: half of its time.
-_differentiable = getattr(super(torch.autograd.Function, _Attention), "apply")  # noqa: B009
-
-
-class _Gradients(torch.autograd.Function):
-    """The gradients where those of gradients may be asked for, which are not defined."""
-
-    @staticmethod
-    def forward(ctx, call: _Call, seed, needs, do, dlse, *saved):
-        return tuple(call.backward(needs, seed, do, dlse, *saved))
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError(
-            "flash_attention can be differentiated once: gradients of its gradients are not defined"
-        )

@@ -1,0 +1,153 @@
+"""Eager calls on torch tensors of the latest and plainest kinds: nothing is checked twice.
+
+Of a call without masks, biases, functions and dropout, `torch_eager` leaves here what it found out.
+Another call of its kind is known by its numbers and by torch's own guard, which compares of three
+tensors type, dtype, device, sizes, strides and whether they require gradients, and of the thread
+all that dispatches calls: autocast, functorch, tracing, inference mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._dynamo import guards
+from torch.autograd import forward_ad
+
+from . import torch_pass
+from .torch_autograd import Planned, differentiable
+
+LIMIT = 8
+"""Kinds of calls that are known, the latest."""
+
+_ALIGNMENT = 15
+_NO_SEED = (0, 0)
+
+_make_guard: Any = getattr(guards, "TensorGuards", None)
+_count_modes = torch._C._len_torch_dispatch_stack
+
+
+class _Known(NamedTuple):
+    """A kind of calls.
+
+    Attributes
+    ----------
+    check : callable
+        Whether three tensors, and the thread's state, are like those of the call that left this.
+    scale, causal, window, softcap, kernel, deterministic, return_lse
+        As that call had them.
+    run : callable
+        ``run(q, k, v)``; None if they are not to be answered here after all.
+    """
+
+    check: Callable[..., bool]
+    scale: Any
+    causal: bool
+    window: tuple
+    softcap: Any
+    kernel: str
+    deterministic: bool | None
+    return_lse: bool
+    run: Callable[[Tensor, Tensor, Tensor], Any]
+
+
+_known: list[_Known] = []
+
+
+def repeated(
+    q, k, v, scale, causal, window, softcap, dropout_p, seed, kernel, deterministic, return_lse
+) -> Any:
+    """The result of `attention.flash_attention`, or None if the call's kind is not known.
+
+    Parameters
+    ----------
+    q, k, v, scale, causal, window, softcap, dropout_p, seed, kernel, deterministic, return_lse
+        As there, unchecked. Equal numbers need not be of allowed types: what is no such object
+        itself counts only if it is a float, or a window's pair of whole numbers.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or type(dropout_p) is not float
+        or dropout_p
+        or seed is not None
+    ):
+        return None
+    for check, its_scale, its_causal, its_window, its_softcap, name, same, lse, run in _known:
+        if (
+            causal is its_causal
+            and return_lse is lse
+            and deterministic is same
+            and kernel is name
+            and (scale is its_scale or (type(scale) is float and scale == its_scale))
+            and (softcap is its_softcap or (type(softcap) is float and softcap == its_softcap))
+            and (window is its_window or (is_window(window) and window == its_window))
+            and check(q, k, v)
+        ):
+            return run(q, k, v)
+    return None
+
+
+def is_window(window) -> bool:
+    """Whether it is a pair of whole numbers or None."""
+    sides = [None if x is None else type(x) for x in window] if type(window) is tuple else ()
+    return len(sides) == 2 and all(x in (None, int) for x in sides)
+
+
+def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wishes: tuple) -> None:
+    """Let `repeated` answer calls like this one, if they are plain.
+
+    Parameters
+    ----------
+    call, q, k, v, options
+        As `torch_eager` has them.
+    wishes : tuple
+        The caller's kernel, deterministic and return_lse.
+    """
+    plain = all(options[name] is None for name in _NEVER) and not options["dropout_p"]
+    if not plain or _make_guard is None or torch.is_autocast_enabled(torch_pass.DEVICE):
+        return
+    if any(x.data_ptr() & _ALIGNMENT for x in (q, k, v)):
+        return
+    tensors = q, k, v
+    sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    guard = _make_guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    if not guard.check(*tensors):  # one tensor twice
+        return
+    numbers = (options[name] for name in ("scale", "causal", "window", "softcap"))
+    learns = any(x.requires_grad for x in tensors)
+    run = _runner(call, q.get_device(), learns, wishes[-1])
+    _known.insert(0, _Known(guard.check, *numbers, *wishes, run))
+    del _known[LIMIT:]
+
+
+_NEVER = (
+    "key_lengths",
+    "mask",
+    "bias",
+    "alibi_slopes",
+    "score_mod",
+    "mask_mod",
+    "block_mask",
+    "seed",
+)
+"""Options that must be None."""
+
+
+def _runner(call: Planned, device: int, learns: bool, return_lse: bool) -> Callable:
+    def run(q, k, v):
+        at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (
+            (at[0] | at[1] | at[2]) & _ALIGNMENT
+            or torch_pass.current_device() != device
+            or _count_modes()
+            or forward_ad._current_level >= 0
+        ):
+            return None
+        if learns and torch.is_grad_enabled():
+            return differentiable((call, _NO_SEED, return_lse, at), q, k, v)
+        found = call.run(return_lse, at)
+        return tuple(found) if return_lse else found[0]
+
+    return run
