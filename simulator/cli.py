@@ -82,6 +82,13 @@ Examples:
   flash-numba compare --program all --baseline all --gpu A100 --json
 """
 
+LEARN_EXAMPLES = """\b
+Examples:
+  flash-numba learn
+  flash-numba learn --no-browser --port 8890
+  flash-numba learn --allow-root --ip 0.0.0.0     (in a container)
+"""
+
 app = typer.Typer(
     cls=OneLineErrors,
     add_completion=False,
@@ -230,12 +237,15 @@ app.command(epilog=BENCH_EXAMPLES)(bench)
 app.command("claims")(claims_command)
 
 
-@app.command()
-def learn() -> None:
-    """Start Jupyter on the course of notebooks."""
+@app.command(
+    epilog=LEARN_EXAMPLES,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def learn(context: typer.Context) -> None:
+    """Start Jupyter on the course of notebooks; other options are handed on to it."""
     from .learn import start
 
-    raise typer.Exit(start())
+    raise typer.Exit(start(context.args))
 
 
 @app.command()

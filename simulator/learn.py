@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,6 +42,6 @@ def command(tutorials: Path = TUTORIALS) -> list[str]:
     return [sys.executable, "-m", server, str(tutorials / FIRST)]
 
 
-def start() -> int:
-    """Start it, and wait until it ends; its exit status."""
-    return subprocess.run(command(), check=False, cwd=TUTORIALS).returncode
+def start(options: Sequence[str] = ()) -> int:
+    """Start it with further options of Jupyter, and wait until it ends; its exit status."""
+    return subprocess.run([*command(), *options], check=False, cwd=TUTORIALS).returncode

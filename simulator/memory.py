@@ -78,6 +78,15 @@ class Tile:
         """The same memory read as `data`: each read counts, nothing else is occupied."""
         return Tile(self.name, self.space, shape or self.shape, self.itemsize, data, self.owner)
 
+    def _refuse(self, _) -> Any:
+        raise TypeError(
+            f"tile {self} is multiplied by gpu.product and changed by gpu.compute, which count "
+            "what that moves"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __matmul__ = __rmatmul__ = _refuse
+
 
 class Sram:
     """Shared memory of one thread block.

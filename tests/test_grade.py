@@ -127,3 +127,46 @@ def test_a_right_answer_in_a_wrong_place_is_found_out():
             gpu.free(sQ)
 
     assert "belongs to another thread block" in grade("scores", scores).message
+
+
+FIRST_STEPS = """
+def scores(gpu):
+    Q, K, S = gpu.tensor("Q"), gpu.tensor("K"), gpu.tensor("S")
+    for head, _, rows in gpu.query_tile_grid():
+        sQ = gpu.load("load Q_i", Q[head, rows])
+        for _, cols in gpu.all_key_tiles():
+            sK = gpu.load("load K_j", K[cols])
+            rS = gpu.in_registers("S", (sQ.shape[0], sK.shape[0]))
+            gpu.product("S", rS, sQ, sK.T, scale=gpu.scale)
+            gpu.store("store S_ij", S[head, rows, cols], rS)
+            gpu.free(sK)
+        gpu.free(sQ)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ("Q[head, rows]", "Q[rows]", r"Q has heads: index it as Q\[head, rows\], with slices"),
+        ("K[cols]", "K[head, cols]", r"heads of a block share K: index it as K\[cols\]"),
+        ("for _, cols", "for cols", r"index it as K\[cols\], with slices"),
+        ("S[head, rows, cols]", "S[rows, cols]", r"index it as S\[head, rows, cols\]"),
+        ("sK.T, scale", "sK, scale", r"the right operand is sK\.T"),
+        ("cols], rS", "cols], sQ @ sK.T", r"tile Q \(16x8\) is multiplied by gpu\.product"),
+        ("cols], rS", "cols], 2 * rS", r"tile S \(16x8\) is multiplied by gpu\.product"),
+        (
+            'gpu.product("S", rS, sQ, sK.T, scale=gpu.scale)',
+            'gpu.compute("S", rS, (sQ, sK), lambda q, k: gpu.scale * q @ k.T)',
+            r"results and operands are tuples of tiles, as in \(rO,\)",
+        ),
+    ],
+)
+def test_what_one_does_first_is_explained(right, wrong, why):
+    assert grade("scores", function_of(Answer("scores", "right", FIRST_STEPS)))
+    assert right in FIRST_STEPS
+    source = FIRST_STEPS.replace(right, wrong)
+    assert re.search(why, grade("scores", function_of(Answer("scores", why, source))).message)
+
+
+def test_a_formula_may_call_its_arguments_as_it_likes():
+    assert grade("break_even", lambda columns: columns // 2 + 1)

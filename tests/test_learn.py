@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,20 @@ def test_starts_the_first_notebook(monkeypatch):
     started = learn.command()
     assert started[:3] == [sys.executable, "-m", "notebook"]
     assert started[3].endswith("01_start_here.ipynb")
+
+
+def test_hands_other_options_on(monkeypatch):
+    installed(monkeypatch, "matplotlib", "ipywidgets", "jupyterlab")
+    ran = []
+
+    def run(command, **_):
+        ran.append(command)
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr(learn.subprocess, "run", run)
+    result = CliRunner().invoke(app, ["learn", "--allow-root", "--port", "8890"])
+    assert ran == [[*learn.command(), "--allow-root", "--port", "8890"]]
+    assert result.exit_code == 3
 
 
 def test_says_what_to_install(monkeypatch):

@@ -25,6 +25,17 @@ def calling_line() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def check_axes(line: str, region: Region) -> None:
+    """Raise if a tensor is not indexed by head, rows and columns, as far as it has them."""
+    name = region.tensor.name
+    axes = LAYOUT[name]
+    how = ["head"] * ("head" in axes) + ["rows"] * ("q" in axes) + ["cols"] * ("k" in axes)
+    told = f"index it as {name}[{', '.join(how)}], with slices for all but the head"
+    if ("head" in axes) == (type(region.index[0]) is slice):
+        why = f"{name} has heads" if "head" in axes else f"the heads of a block share {name}"
+        raise TileError(f"{line}: {why}: {told}")
+
+
 class LineLedger(Ledger):
     """A ledger that also knows which line of the program moved what.
 
@@ -98,7 +109,13 @@ class Bench(machine.Machine):
 
     def load(self, line: str, region: Region) -> Tile:
         """HBM -> SRAM."""
+        check_axes(line, region)
         return self._mine(super().load(line, region))
+
+    def store(self, line: str, region: Region, tile: Tile) -> None:
+        """On chip -> HBM."""
+        check_axes(line, region)
+        super().store(line, region, tile)
 
     def in_registers(self, name, shape, fill=None) -> Tile:
         """A tile in registers."""
@@ -113,6 +130,8 @@ class Bench(machine.Machine):
 
     def compute(self, line: str, into, of, function, exp: int = 0) -> None:
         """Elementwise work or row reductions, whose results must fill their tiles."""
+        if isinstance(into, Tile) or isinstance(of, Tile):
+            raise TileError(f"{line}: results and operands are tuples of tiles, as in (rO,)")
         super().compute(line, into, of, function, exp)
         for tile in into:
             if np.size(tile.data) not in (1, tile.size):

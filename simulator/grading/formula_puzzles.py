@@ -59,7 +59,7 @@ class FormulaPuzzle:
         for number, case in enumerate(self.cases):
             asked = ", ".join(f"{name}={value:,}" for name, value in case.items())
             try:
-                found = answer(**case)
+                found = answer(*case.values())
             except Exception as error:
                 told = f"fails: {type(error).__name__}: {on_one_line(str(error))}"
                 raise Wrong(f"{told} ({asked})", place_of(error, code.co_filename)) from error

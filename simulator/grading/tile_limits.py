@@ -49,6 +49,15 @@ def without_scale(case: Case, given: Tensors) -> Tensors:
     return attention(given, 1.0, np.float32, case.hidden)
 
 
+def without_transpose(case: Case, given: Tensors) -> Tensors:
+    """S from K_j where K_jᵀ is meant, which nobody notices where a tile is square."""
+    if case.d != case.B_c or case.M % case.B_c:
+        return {}
+    tiles = np.split(given["K"], case.T_c)
+    scale = np.float32(case.problem.softmax_scale)
+    return {"S": scale * np.concatenate([given["Q"] @ tile for tile in tiles], axis=2)}
+
+
 def unscaled_scores(case: Case, given: Tensors) -> Tensors:
     """Gradients from exp(Q Kᵀ - LSE), where LSE is of the scaled scores."""
     P = np.exp(given["S"] / np.float32(case.problem.softmax_scale) - given["LSE"][..., None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .tile_limits import matmuls, one_tile, without_rescale, without_scale
+from .tile_limits import matmuls, one_tile, without_rescale, without_scale, without_transpose
 from .tile_puzzles import TilePuzzle
 
 STEP_PUZZLES = (
@@ -44,7 +44,10 @@ inside a block of `gpu.query_tile_grid()`; the scale is `gpu.scale`.""",
         sram=lambda c: (c.B_r + c.B_c) * c.d + c.B_r * c.B_c,
         registers=lambda c: 2 * c.B_r * c.B_c,
         product_flops=matmuls(1),
-        mistakes={"it is Q Kᵀ without softmax_scale (gpu.scale)": without_scale},
+        mistakes={
+            "it is Q Kᵀ without softmax_scale (gpu.scale)": without_scale,
+            "it is Q K_j: the right operand is sK.T": without_transpose,
+        },
     ),
     TilePuzzle(
         name="row_max",

@@ -93,7 +93,7 @@ scores.wrong(
     "        for _, cols in gpu.all_key_tiles():\n",
     "        for cols in (gpu.all_cols,):\n",
 )
-scores.wrong("not transposed", "is right", "sK.T", "sK")
+scores.wrong("not transposed", "the right operand is sK.T", "sK.T", "sK")
 scores.wrong("K not freed", "not freed", "            gpu.free(sK)\n", "")
 scores.wrong(
     "NumPy's product",
