@@ -19,19 +19,25 @@ def span(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}" if values else "-"
 
 
+def key_of(row: dict) -> tuple:
+    """What a line of the table is of."""
+    return row["rung"], row["direction"], row["head_dim"], row["deterministic"]
+
+
 def table(found: dict) -> list[str]:
     """A line for each rung, pass and head dimension."""
     lines = []
-    keys = dict.fromkeys((r["rung"], r["direction"], r["head_dim"]) for r in found["rows"])
+    keys = dict.fromkeys(map(key_of, found["rows"]))
     (dtype,) = {row["dtype"] for row in found["rows"]}
-    for rung, direction, head_dim in sorted(keys, key=lambda key: RUNGS.index(key[0])):
-        key = rung, direction, head_dim
-        rows = [r for r in found["rows"] if (r["rung"], r["direction"], r["head_dim"]) == key]
+    for key in sorted(keys, key=lambda key: RUNGS.index(key[0])):
+        rung, direction, head_dim, deterministic = key
+        rows = [row for row in found["rows"] if key_of(row) == key]
         (one,) = (r for r in rows if r["seqlen"] == SEQLEN and not r["causal"])
         ratios = [
             span([r["ratios"][peer] for r in rows if peer in r["ratios"]]) for peer in PEERS[dtype]
         ]
-        cells = [f"`{rung}`", direction, f"{head_dim}", f"{one['tflops']:.1f}", *ratios]
+        form = direction if deterministic else f"{direction} fast"
+        cells = [f"`{rung}`", form, f"{head_dim}", f"{one['tflops']:.1f}", *ratios]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

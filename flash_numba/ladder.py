@@ -7,7 +7,7 @@ one the simulator's program of the same algorithm does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -112,6 +112,9 @@ class Rung:
         Names of `features_of` that its simulator programs have and its kernels do not.
     deterministic : bool
         Whether its backward gives the same bits each time.
+    fast_backward : str or None
+        A module like the second of `modules`, whose backward is faster and gives other bits each
+        time.
     borrows_backward : tuple of (str, int), or None
         Another rung, whose kernels do the backward pass where a head dimension is above the number,
         or where gradients of a bias or of a score_mod's tensors are asked for.
@@ -130,7 +133,26 @@ class Rung:
     lacks: frozenset[str] = frozenset()
     kernels_lack: frozenset[str] = frozenset()
     deterministic: bool = True
+    fast_backward: str | None = None
     borrows_backward: tuple[str, int] | None = None
+
+    def wished(self, deterministic: bool | None) -> Rung:
+        """The rung as a call with this wish runs it: with its fast backward pass, or as it is."""
+        if deterministic is not False or self.fast_backward is None:
+            return self
+        assert self.modules is not None
+        modules = self.modules[0], self.fast_backward
+        return replace(self, modules=modules, fast_backward=None, deterministic=False)
+
+    def forms(self, direction: str) -> tuple[Rung, ...]:
+        """The rung as it is and, backward, as `wished` makes it, if that is another one."""
+        fast = self.wished(False)
+        return (self, fast) if direction == "backward" and fast is not self else (self,)
+
+    @property
+    def label(self) -> str:
+        """Its name, and whether its backward pass is the fast one."""
+        return self.name if self.deterministic else f"{self.name} fast"
 
     def functions(self, direction: str) -> Any:
         """The module of its GPU functions of the "forward" or "backward" pass."""
@@ -184,16 +206,21 @@ class Rung:
         return None
 
     def on_backward(self, problem: Problem, gpu: Gpu | NoGpu, needs: Sequence[str] = ()) -> str:
-        """What is to be said of its backward pass on a GPU, if another rung's kernels do it."""
-        if self.borrows_backward is None or isinstance(gpu, NoGpu):
+        """What is to be said of its backward pass on a GPU: whose it is, or which of its forms."""
+        if isinstance(gpu, NoGpu):
             return ""
-        name, most = self.borrows_backward
-        reason = ""
-        if max(problem.head_dim, problem.head_dim_v) > most:
-            reason = f"its own takes head dimensions up to {most}"
-        elif asked := sorted({"bias", "score_mod"}.intersection(needs)):
-            reason = f"its own has no gradient of {' and '.join(asked)}"
-        return reason and f"its backward pass is {name}'s: {reason}"
+        if self.borrows_backward is not None:
+            name, most = self.borrows_backward
+            reason = ""
+            if max(problem.head_dim, problem.head_dim_v) > most:
+                reason = f"its own takes head dimensions up to {most}"
+            elif asked := sorted({"bias", "score_mod"}.intersection(needs)):
+                reason = f"its own has no gradient of {' and '.join(asked)}"
+            if reason:
+                return f"its backward pass is {name}'s: {reason}"
+        if self.fast_backward is not None:
+            return "its backward pass gives the same bits each time; deterministic=False: faster"
+        return "" if self.deterministic else "its backward pass gives other bits each time"
 
 
 _NOT_PACKED = frozenset({"packed sequences"})
@@ -210,6 +237,7 @@ RUNGS: tuple[Rung, ...] = (
         copies_boxes=True,
         dtypes=("fp16", "bf16"),
         kernels_lack=_NOT_PACKED,
+        fast_backward=".kernels.hopper_backward_fast",
         borrows_backward=("tensor_core", 128),
     ),
     Rung(
@@ -279,7 +307,7 @@ class Choice:
     reasons : dict of str to str
         By name of every other rung.
     backward : str
-        What is to be said of the backward pass, if another rung's kernels do it.
+        What is to be said of the backward pass: another rung's kernels, or which form.
     """
 
     rung: Rung | None
@@ -320,8 +348,9 @@ def look(
     kernel : str
         "auto", or the name of the one rung to consider.
     deterministic : bool or None
-        True: only rungs whose backward gives the same bits each time. None takes what is fastest,
-        which is a deterministic one unless that costs more than a fifth of the speed.
+        True: only rungs whose backward gives the same bits each time. False: the fast form of a
+        rung that has one. None takes what is fastest, which is a deterministic one unless that
+        costs more than a fifth of the speed.
     needs : sequence of str
         Gradients that a backward pass is asked for.
     aligned : bool
@@ -342,7 +371,7 @@ def look(
         elif chosen is not None:
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
         else:
-            chosen = rung
+            chosen = rung.wished(deterministic)
     of_backward = chosen.on_backward(problem, gpu, needs) if chosen else ""
     return Choice(chosen, gpu, reasons, of_backward)
 

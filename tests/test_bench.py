@@ -19,7 +19,7 @@ from simulator.bench import cells, compiling, gpu, results, table
 from simulator.bench.cells import Cell, Options
 
 SMALL = ("--tokens", "80", "--hidden", "32", "--head-dim", "16", "--seqlen", "40")
-MS = {"fake": 0.5, "torch_flash": 0.25, "torch_math": 2.0}
+MS = {"fake": 0.5, "fake fast": 0.2, "torch_flash": 0.25, "torch_math": 2.0}
 MACHINE = {
     "gpu": "NVIDIA Test",
     "driver": "1.2",
@@ -128,6 +128,30 @@ def test_bytes_are_those_of_the_closed_form(monkeypatch, tmp_path, device):
         options = {"direction": row["direction"], "all_heads": True}
         moved = theory.counts("flash2", problem, 16, 8, **options).hbm_bytes
         assert row["gb_per_s"] == pytest.approx(moved / 0.5e-3 / 1e9)
+
+
+def test_both_forms_of_a_backward_pass_are_timed(monkeypatch, tmp_path, device):
+    """A row for the one with the same bits each time and one for the fast one."""
+    arguments = "--dtype", "fp32", "--mask", "full"
+    run, found = bench(monkeypatch, tmp_path, Counted(), *arguments, fast_backward="fake")
+    rows = [(r["rung"], r["direction"], r["deterministic"], r["ms"]) for r in found["rows"]]
+    assert rows == [
+        ("fake", "forward", True, 0.5),
+        ("fake", "backward", True, 0.5),
+        ("fake", "backward", False, 0.2),
+    ]
+    assert [row["ratios"]["torch_math"] for row in found["rows"]] == pytest.approx([4, 4, 10])
+    assert len(re.findall(r"^.*\bfake\b.*$", run.stdout, re.MULTILINE)) == 3
+    assert len(re.findall(r"^.*\bfake fast\b.*$", run.stdout, re.MULTILINE)) == 1
+
+
+def test_both_forms_of_a_backward_pass_are_compiled(monkeypatch, device):
+    fake_gpu.install(monkeypatch, functions=Counted(), fast_backward="fake")
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda jobs, _: ThreadPoolExecutor(1))
+    run = invoke("bench", *SMALL, "--dtype", "fp32", "--mask", "full", "--compile", "3")
+    assert run.exit_code == 0, run.output
+    names = [line.partition(" fp32")[0] for line in run.stderr.splitlines()]
+    assert names == ["fake backward", "fake fast backward", "fake forward"]
 
 
 def test_contenders_take_turns(monkeypatch, tmp_path, device):

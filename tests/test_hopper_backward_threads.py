@@ -12,7 +12,8 @@ from test_tensor_core_threads import stripes
 from traced_attention import blank, check, extra, random_problem, run, stored
 from traced_attention import truth as exact
 
-from flash_numba import masks, tiling
+from flash_numba import ladder, masks, tiling
+from flash_numba.arrays import contiguous
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.kernels import hopper, hopper_backward
 from flash_numba.kernels.hopper_backward_rows import THREADS, make_prepare, make_round
@@ -102,6 +103,20 @@ def test_backward(name):
 
 def test_sums_that_are_added_as_they_come():
     check_gradients(*random_problem(**CASES["causal-gqa"]), ordered=False)
+
+
+def test_who_does_not_mind_the_order_gets_the_fast_form(monkeypatch):
+    problem, asked = Problem(64, 64, 64, dtype="fp16"), []
+    tensor = contiguous(1 << 20, problem.shapes["q"], "fp16")
+    lse = contiguous(1 << 20, problem.shapes["lse"], "fp32")
+    given = *[tensor] * 4, lse, *[tensor] * 4, None
+    monkeypatch.setattr(
+        hopper_backward, "backward_with", lambda tiles, ordered, *rest: asked.append(ordered)
+    )
+    (hopper_rung,) = (rung for rung in ladder.RUNGS if rung.name == "hopper")
+    for wish in (None, True, False):
+        hopper_rung.wished(wish).functions("backward").backward(problem, *given)
+    assert asked == [True, True, False]
 
 
 def test_score_changes_and_block_list():

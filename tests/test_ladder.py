@@ -75,6 +75,23 @@ def test_explain_says_where_another_rung_does_the_backward():
     assert "no gradient of bias" in look(PLAIN_HALF, gpu, needs=("q", "bias")).backward
 
 
+def test_what_is_not_deterministic_is_run_only_where_it_is_asked_for():
+    hopper = next(rung for rung in RUNGS if rung.fast_backward)
+    gpu = Gpu("H200", (9, 0))
+    for wish in (None, True):
+        choice = look(PLAIN_HALF, gpu, hopper.name, wish)
+        assert choice.rung is hopper
+        assert "the same bits each time; deterministic=False: faster" in str(choice)
+    choice = look(PLAIN_HALF, gpu, hopper.name, False)
+    assert choice.rung is not None
+    assert (choice.rung.name, choice.rung.deterministic) == (hopper.name, False)
+    assert choice.rung.modules == (hopper.modules[0], hopper.fast_backward)  # pyright: ignore
+    assert "other bits each time" in str(choice)
+    assert choice.rung.wished(False) is choice.rung
+    assert hopper.forms("forward") == (hopper,)
+    assert hopper.forms("backward") == (hopper, choice.rung)
+
+
 # Choosing
 
 

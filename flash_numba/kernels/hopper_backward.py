@@ -201,9 +201,12 @@ def _query_tiles(problem: Problem, tiles: HopperBackwardTiles) -> int:
 
 
 def backward(
-    problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=()
-):
+    problem, q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0, d_aux=(),
+    *, ordered: bool = True,
+):  # fmt: skip
     """Run the backward pass on arrays in GPU memory; `ladder.Rung` says what is handed over.
+
+    `ordered` is as in `make_backward`.
 
     What the kernel cannot do the tensor-core rung's backward does: head dimensions above 128,
     gradients of tensors that score changes read, and a dO that the copy engine cannot read, as it
@@ -219,7 +222,7 @@ def backward(
     readable = problem.seqlen_q > 0 and all(map(allows_chunks, copied))
     if not fits(problem) or asked_for(d_aux) or not readable:
         return tensor_core_backward.backward(problem, *given)
-    return backward_with(hopper_backward_tiles(problem), True, problem, *given[:-1])
+    return backward_with(hopper_backward_tiles(problem), ordered, problem, *given[:-1])
 
 
 def backward_with(

@@ -29,9 +29,10 @@ def compile_all(options: Options, gpu: Gpu, device: str, jobs: int) -> Iterator[
     """
     rungs = [rung for rung in ladder.RUNGS if rung.name in options.rungs]
     tasks = [
-        (rung, device, [cell for cell in cells if not rung.why_not(cell.problem, gpu)])
+        (form, device, [cell for cell in cells if not rung.why_not(cell.problem, gpu)])
         for rung in rungs
         for cells in groups(options)
+        for form in rung.forms(cells[0].direction)
     ]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         yield from pool.map(_compile, *zip(*tasks, strict=True))
@@ -48,8 +49,8 @@ def groups(options: Options) -> list[list[Cell]]:
 
 def _compile(rung: Rung, device: str, cells: list[Cell]) -> str:
     if not cells:
-        return f"{rung.name}: nothing to do"
-    name = f"{rung.name} {cells[0]}"
+        return f"{rung.label}: nothing to do"
+    name = f"{rung.label} {cells[0]}"
     try:
         for cell in cells:
             inputs = Inputs.empty(cell, device)

@@ -127,7 +127,7 @@ def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
         call = backward_call(rung, cell, inputs, o, lse)
         call.runner(stream)()
         _check(rung, cell, inputs, call.results)
-    return Contender(rung.name, call.runner(stream), (call,))
+    return Contender(rung.label, call.runner(stream), (call,))
 
 
 def _space(parts, device):
@@ -139,7 +139,7 @@ def _space(parts, device):
 
 def _check(rung: Rung, cell: Cell, inputs: Inputs, results: dict) -> None:
     if reason := why_wrong(cell, inputs, results):
-        raise WrongResult(f"{rung.name}, {cell}: {reason}")
+        raise WrongResult(f"{rung.label}, {cell}: {reason}")
 
 
 def peers(names: Iterable[str], cell: Cell, inputs: Inputs) -> list[Contender]:

@@ -27,7 +27,8 @@ METHOD = {
     "timing": "CUDA events around as many calls back to back as take about 10 ms; at least 3 "
     "rounds, each of which times every contender of the cell in turn, every second one in reverse; "
     "ms is the median, a ratio the median of the rounds' ratios (peer's time / ours)",
-    "ours": "the rung's kernels on allocated memory; backward alone, all its kernels",
+    "ours": "the rung's kernels on allocated memory; backward alone, all its kernels; a row for "
+    "each form, the one with the same bits each time and the fast one",
     "peers": "torch scaled_dot_product_attention, one backend at a time, contiguous (batch, heads, "
     "seqlen, head_dim); backward alone by torch.autograd.grad on a retained graph",
     "cache": "L2 is not flushed between calls",
@@ -76,8 +77,9 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
     found: dict[str, list] = {"rows": [], "left_out": [], "wrong": []}
     for cell in options.cells():
         inputs, racing = Inputs.draw(cell, gpu.device), {}
-        for rung in (rung for rung in ladder.RUNGS if rung.name in options.rungs):
-            entry = {"rung": rung.name, "cell": asdict(cell)}
+        chosen = (one for one in ladder.RUNGS if one.name in options.rungs)
+        for rung in (form for one in chosen for form in one.forms(cell.direction)):
+            entry = {"rung": rung.label, "cell": asdict(cell)}
             if why := rung.why_not(cell.problem, gpu.gpu):
                 found["left_out"].append(entry | {"why": why})
                 continue
@@ -101,15 +103,16 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
 
 
 def rows(cell: Cell, rungs: Iterable[Rung], samples: dict[str, list[float]]) -> Iterator[dict]:
-    """A row for each rung of a cell."""
-    names = {rung.name for rung in rungs}
+    """A row for each rung of a cell, and for each form of its backward pass."""
+    names = {rung.label for rung in rungs}
     others = {name: found for name, found in samples.items() if name not in names}
     for rung in rungs:
-        own = samples[rung.name]
+        own = samples[rung.label]
         ms, moved = median(own), counted_bytes(rung, cell)
         pairs = {name: list(zip(theirs, own, strict=True)) for name, theirs in others.items()}
         yield {
             "rung": rung.name,
+            "deterministic": rung.deterministic,
             **asdict(cell),
             "ms": ms,
             "tflops": cell.flops / ms / 1e9,

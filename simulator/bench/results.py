@@ -11,6 +11,7 @@ from .cells import PEERS
 MACHINE = {"gpu": str, "driver": str, "versions": dict, "date": str}
 ROW = {
     "rung": str,
+    "deterministic": bool,
     "direction": str,
     "dtype": str,
     "head_dim": int,
@@ -25,7 +26,10 @@ ROW = {
     "peers": dict,
     "ratios": dict,
 }
-"""What a row holds: `peers` has milliseconds, `ratios` the peer's time over ours, by name."""
+"""What a row holds: `peers` has milliseconds, `ratios` the peer's time over ours, by name.
+
+`deterministic` is false of a backward pass that gives other bits each time.
+"""
 
 
 def save(path: str | Path, results: dict[str, Any]) -> None:
@@ -50,6 +54,8 @@ def load(path: str | Path) -> dict[str, Any]:
     _check(f"machine of {path}", results["machine"], MACHINE)
     for number, row in enumerate(results["rows"]):
         where = f"row {number} of {path}"
+        if isinstance(row, dict):  # written before there were two forms
+            row.setdefault("deterministic", True)
         _check(where, row, ROW)
         for name in ("peers", "ratios"):
             _check(f"{name} of {where}", row[name], dict.fromkeys(row[name], float))

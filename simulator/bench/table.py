@@ -65,7 +65,7 @@ def _table(rows: list[dict]) -> Table:
         speed = row["gb_per_s"]
         table.add_row(
             *(("", "") if cell == before else cell),
-            row["rung"],
+            row["rung"] if row["deterministic"] else f"{row['rung']} fast",
             f"{row['ms']:.3f}" if row["ms"] < 100 else f"{row['ms']:.0f}",
             f"{row['tflops']:.1f}",
             "-" if speed is None else f"{speed:.0f}",
