@@ -11,9 +11,17 @@ the lines it must point at.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, uint16
+from numba import cuda, float32, int32, uint16, uint64
 
-from flash_numba.device.hopper.mbarrier import fence_async
+from flash_numba.device.hopper.mbarrier import (
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    fence_async,
+    fence_barrier_init,
+)
+from flash_numba.device.hopper.sums import bulk_load
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import bulk_commit, bulk_wait_read, map_address, tensor_store
 from flash_numba.device.ptx_copies import copy16_async, copy_wait_group
@@ -306,6 +314,58 @@ def bulk_store_with_fence(x, target):
         bulk_wait_read()
 
 
+@cuda.jit
+def barrier_seen_too_early(x, y):
+    bars = cuda.shared.array(1, uint64)
+    i = cuda.threadIdx.x
+    if i == 0:
+        barrier_init(bars, 0, 64)
+    barrier_arrive(bars, 0)
+    barrier_wait(bars, 0, 0)
+    y[i] = x[i]
+
+
+@cuda.jit
+def barrier_seen_in_time(x, y):
+    bars = cuda.shared.array(1, uint64)
+    i = cuda.threadIdx.x
+    if i == 0:
+        barrier_init(bars, 0, 64)
+    cuda.syncthreads()
+    barrier_arrive(bars, 0)
+    barrier_wait(bars, 0, 0)
+    y[i] = x[i]
+
+
+@cuda.jit
+def bulk_load_without_fence(x, y):
+    bars = cuda.shared.array(1, uint64)
+    s = cuda.shared.array(64, float32, alignment=16)
+    i = cuda.threadIdx.x
+    if i == 0:
+        barrier_init(bars, 0, 1)
+        barrier_expect(bars, 0, 256)
+        bulk_load(s, x, (0,), 64, bars, 0)
+    cuda.syncthreads()
+    barrier_wait(bars, 0, 0)
+    y[i] = s[i]
+
+
+@cuda.jit
+def bulk_load_with_fence(x, y):
+    bars = cuda.shared.array(1, uint64)
+    s = cuda.shared.array(64, float32, alignment=16)
+    i = cuda.threadIdx.x
+    if i == 0:
+        barrier_init(bars, 0, 1)
+        fence_barrier_init()
+        barrier_expect(bars, 0, 256)
+        bulk_load(s, x, (0,), 64, bars, 0)
+    cuda.syncthreads()
+    barrier_wait(bars, 0, 0)
+    y[i] = s[i]
+
+
 def tensor():
     return TensorMap(np.zeros((1, 64, 1, 64), np.uint16), 64, 64)
 
@@ -506,6 +566,24 @@ ZOO = [
         ("s[row, i] = i", "tensor_store(s, 0, 0, 0, 0, map_address(target))"),
         "call fence_async()",
     ),
+    Case(
+        barrier_seen_too_early,
+        1,
+        64,
+        (vector(), empty(64)),
+        "race",
+        ("barrier_arrive(bars, 0)", "barrier_init(bars, 0, 64)"),
+        "thread 0 initialises bars[0] and thread 1 uses it, with no barrier in between",
+    ),
+    Case(
+        bulk_load_without_fence,
+        1,
+        64,
+        (vector(), empty(64)),
+        "missing fence",
+        ("bulk_load(s, x, (0,), 64, bars, 0)", "barrier_init(bars, 0, 1)"),
+        "call fence_barrier_init()",
+    ),
     Case(rank_mismatch, 1, 32, (vector(), empty(32)), "exception", ("y[i, 0] = x[i]",), "1 axes"),
 ]
 
@@ -515,6 +593,8 @@ SOUND = [
     Case(with_tail_mask, 2, 64, (vector(100), empty(100))),
     Case(sum_with_atomic, 2, 32, (vector(), np.zeros(1, np.float32))),
     Case(bulk_store_with_fence, 1, 64, (vector(), tensor())),
+    Case(barrier_seen_in_time, 1, 64, (vector(), empty(64))),
+    Case(bulk_load_with_fence, 1, 64, (vector(), empty(64))),
     Case(equal_values, 1, 32, (vector(), empty(1))),
     Case(count_to, 1, 32, (vector(), np.zeros(32, np.int32))),
 ]

@@ -13,7 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import hopper_backward_instructions as program
 
-from flash_numba.device.hopper.mbarrier import barrier_expect, barrier_init, barrier_wait
+from flash_numba.device.hopper.mbarrier import (
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    fence_barrier_init,
+)
 from flash_numba.device.hopper.sums import add4_global, bulk_load, store_pair_global
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.numba_cuda import cuda, kernel, types
@@ -60,6 +65,7 @@ def make_copy(start: int):
         lane = cuda.threadIdx.x
         if lane == 0:
             barrier_init(bars, 0, 1)
+            fence_barrier_init()
             barrier_expect(bars, 0, 256)
             bulk_load(numbers[1], source, (1, start), 64, bars, 0)
         cuda.syncwarp()

@@ -13,6 +13,7 @@ from flash_numba.device.hopper.mbarrier import (
     barrier_init,
     barrier_wait,
     fence_async,
+    fence_barrier_init,
 )
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import (
@@ -51,6 +52,8 @@ def make_kernel(fault: str):
         if tid == 0 and fault != "no barrier":
             barrier_init(bars, 0, 1)
             barrier_init(bars, 1, 1)
+        if tid == 0 and fault != "no fence":
+            fence_barrier_init()
         cuda.syncthreads()
         if tid == 128:
             for tile in range(2):
@@ -111,6 +114,7 @@ def test_the_sound_kernel():
 
 FAULTS = {
     "no barrier": ("barrier", "used before barrier_init"),
+    "no fence": ("missing fence", r"bars\[0\] and may .* call fence_barrier_init"),
     "not announced": ("deadlock", "0 of 1 arrivals, 8192 bytes more than announced"),
     "missing": ("deadlock", "1 of 1 arrivals, 16 announced bytes missing"),
     "too many": ("deadlock", "1 of 1 arrivals, 16 bytes more than announced"),

@@ -179,7 +179,8 @@ flash_numba.device.numba_cuda.kernel(256).""",
             "Tile n comes to place n % 2 for the (n // 2)-th time: wait for parity n // 2 % 2.",
             "A second barrier for each place, with an arrival of every reader, says that it may "
             "be filled again; the producer's first wait for it must pass at once: parity (n // 2 "
-            "+ 1) % 2. Initialise barriers in one thread, then cuda.syncthreads().",
+            "+ 1) % 2. Initialise barriers in one thread and call fence_barrier_init() there, then "
+            "cuda.syncthreads().",
         ),
         parameters=("x_map", "gY"),
         given=lambda t: {

@@ -36,6 +36,14 @@ class Cluster(NamedTuple):
     state: dict
 
 
+class Mark(NamedTuple):
+    """A moment of a thread, and the line that it was at."""
+
+    thread: Thread
+    moment: int
+    place: Place
+
+
 class Meeting:
     """A barrier that any number of threads may share (`Context.meet`)."""
 
@@ -102,6 +110,10 @@ class Context:
         """An error to raise at the line that runs; `kind` is one of `errors.KINDS`."""
         return self.runtime.error(kind, message, None, *also)
 
+    def report(self, kind: str, message: str, *also: Place) -> None:
+        """Raise an error after which the kernel could go on, or note it if they are collected."""
+        self.runtime.report(self.error(kind, message, *also))
+
     def wait(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
         """Stop the running thread until `condition` holds; only with scope "thread".
 
@@ -164,6 +176,18 @@ class Context:
         self.runtime.cut()
         for thread in self.members:
             self.runtime.order.acquire(thread, sync)
+
+    def mark(self) -> Mark:
+        """What the running thread did so far; see `follows`."""
+        self.runtime.cut()
+        mark = Mark(self.thread, self.thread.moment, self.place)
+        self.thread.moment += 1
+        return mark
+
+    def follows(self, mark: Mark) -> bool:
+        """Whether that comes before what the running thread does now."""
+        known = self.runtime.order.views[self.thread.view][0]
+        return mark.thread is self.thread or known[mark.thread.tid] >= mark.moment
 
     def fence(self) -> None:
         """What the running threads did so far is visible to the async proxy (`proxies`)."""

@@ -8,6 +8,7 @@ from flash_numba.device.hopper.mbarrier import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    fence_barrier_init,
 )
 from flash_numba.device.hopper.tma import map_address, tensor_load
 from flash_numba.device.numba_cuda import cuda, kernel, types
@@ -26,6 +27,7 @@ def ring(x_map, gY):
         barrier_init(here, 1, 1)
         barrier_init(free, 0, 128)
         barrier_init(free, 1, 128)
+        fence_barrier_init()
     cuda.syncthreads()
     tiles = gY.shape[0]
     if t == 0:
@@ -45,7 +47,12 @@ def ring(x_map, gY):
 """
 
 ONE_PLACE = """
-from flash_numba.device.hopper.mbarrier import barrier_expect, barrier_init, barrier_wait
+from flash_numba.device.hopper.mbarrier import (
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    fence_barrier_init,
+)
 from flash_numba.device.hopper.tma import map_address, tensor_load
 from flash_numba.device.numba_cuda import cuda, kernel, types
 from flash_numba.device.ptx import shared_tile
@@ -59,6 +66,7 @@ def ring(x_map, gY):
     t = cuda.threadIdx.x
     if t == 0:
         barrier_init(bar, 0, 1)
+        fence_barrier_init()
     cuda.syncthreads()
     for n in range(gY.shape[0]):
         if t == 0:
@@ -71,7 +79,12 @@ def ring(x_map, gY):
 """
 
 TWO_WITHOUT_FREE = """
-from flash_numba.device.hopper.mbarrier import barrier_expect, barrier_init, barrier_wait
+from flash_numba.device.hopper.mbarrier import (
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    fence_barrier_init,
+)
 from flash_numba.device.hopper.tma import map_address, tensor_load
 from flash_numba.device.numba_cuda import cuda, kernel, types
 from flash_numba.device.ptx import shared_tile
@@ -87,6 +100,7 @@ def ring(x_map, gY):
     if t == 0:
         barrier_init(bars, 0, 1)
         barrier_init(bars, 1, 1)
+        fence_barrier_init()
         for n in range(min(2, tiles)):
             barrier_expect(bars, n, 8192)
             tensor_load(s[n], map_address(x_map), 0, 64 * n, 0, 0, bars, n)
@@ -133,6 +147,7 @@ ANSWERS = {
                 r"never|written|NaN",
             ),
             (ring("            barrier_arrive(free, n & 1)\n", ""), r"hang|wait|deadlock|barrier"),
+            (ring("        fence_barrier_init()\n", ""), r"fence"),
             (ring("gY[n, r, c] =", "gY[n, c, r] ="), r"gY"),
             (
                 ring(

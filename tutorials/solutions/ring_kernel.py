@@ -3,6 +3,7 @@ from flash_numba.device.hopper.mbarrier import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    fence_barrier_init,
 )
 from flash_numba.device.hopper.tma import map_address, tensor_load
 from flash_numba.device.numba_cuda import cuda, kernel, types
@@ -20,6 +21,7 @@ def ring_kernel(x_map, gY):
         for place in range(2):
             barrier_init(bars, place, 1)
             barrier_init(bars, 2 + place, 128)
+        fence_barrier_init()
     cuda.syncthreads()
     if tid == 128:
         for n in range(gY.shape[0]):

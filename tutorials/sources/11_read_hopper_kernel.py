@@ -109,6 +109,7 @@ from flash_numba.device.hopper.mbarrier import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    fence_barrier_init,
 )
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import map_address, tensor_load
@@ -129,6 +130,7 @@ def make_relay(announced, waits):
         if tid == 0:
             barrier_init(bars, 0, 1)  # "is here"
             barrier_init(bars, 1, 128)  # "may go"
+            fence_barrier_init()  # the copy engine sees them, too
         cuda.syncthreads()
         if tid == 128:
             for n in range(2):

@@ -14,12 +14,17 @@ class Barrier:
         Arrivals in this phase; bytes announced that have not come.
     syncs : list
         For each phase, what its arrivals released.
+    made : context.Mark, optional
+        When it was initialised, by one thread.
+    announced : bool
+        Whether the copy engine sees it.
     """
 
-    def __init__(self, name: str, count: int, sync):
+    def __init__(self, name: str, count: int, sync, made=None):
         self.name, self.count = name, count
         self.phase = self.arrived = self.missing = 0
         self.syncs = [sync]
+        self.made, self.announced = made, False
 
     def advance(self, new_sync) -> None:
         """Begin the next phase if this one is complete."""
@@ -48,6 +53,26 @@ def barrier_at(context, bars, index) -> Barrier:
         raise context.error(
             "barrier", f"{bars.memory.name}[{int(index)}] is used before barrier_init"
         )
+    if context.checking and not context.follows(found.made):
+        context.report(
+            "race",
+            f"thread {found.made.thread.number} initialises {found.name} and thread "
+            f"{context.thread.number} uses it, with no barrier in between",
+            found.made.place,
+        )
+    return found
+
+
+def barrier_of_copy(context, bars, index) -> Barrier:
+    """The same, for the copy engine to report to."""
+    found = barrier_at(context, bars, index)
+    if context.checking and not found.announced:
+        context.report(
+            "missing fence",
+            f"the copy engine is told of {found.name} and may still see what was there before "
+            "barrier_init: call fence_barrier_init() after it",
+            found.made.place,
+        )
     return found
 
 
@@ -61,7 +86,14 @@ def init(context, bars, index, count):
     if int(count) < 1:
         raise context.error("barrier", f"a barrier must be for at least 1 arrival, got {count}")
     name = f"{bars.memory.name}[{int(index)}]"
-    bars.memory.objects[_key(bars, index)] = Barrier(name, int(count), context.sync())
+    made = Barrier(name, int(count), context.sync(), context.mark())
+    bars.memory.objects[_key(bars, index)] = made
+    _unannounced(context).append(made)
+
+
+def _unannounced(context) -> list[Barrier]:
+    """Barriers that the running thread made since its last fence."""
+    return context.block.setdefault(("unannounced", context.thread.tid), [])
 
 
 def arrive(context, bars, index):
@@ -91,12 +123,16 @@ def wait(context, bars, index, parity):
 
 
 def fence_init(context):
-    """Barriers are seen by all at once here."""
+    """The copy engine sees the barriers that the thread made."""
+    for barrier in _unannounced(context):
+        barrier.announced = True
+    _unannounced(context).clear()
 
 
 def fence_async(context):
     """The copy engine and wgmma see what the thread wrote."""
     context.fence()
+    fence_init(context)
 
 
 def named_sync(context, number, threads):

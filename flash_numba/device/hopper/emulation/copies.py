@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from ..layouts import CHUNK_BYTES, ITEM_BYTES, ROWS_OF_ATOM, swizzle_of
-from .barriers import barrier_at, channel_of
+from .barriers import barrier_of_copy, channel_of
 
 PER_CHUNK = CHUNK_BYTES // ITEM_BYTES
 
@@ -48,7 +48,7 @@ def load(context, to, source, c0, c1, c2, c3, bars, index):
 
 def deliver(context, source, chunks, to, bars, index):
     """Copy the chunks of a box into shared memory and tell the barrier of its bytes."""
-    array, barrier = source[0], barrier_at(context, bars, index)
+    array, barrier = source[0], barrier_of_copy(context, bars, index)
     zeros = (0,) * (CHUNK_BYTES // to.itemsize)
     size = 0
     with context.copy(channel_of(bars, index), barrier.phase + 1):
@@ -63,7 +63,7 @@ def deliver(context, source, chunks, to, bars, index):
 
 def bulk_load(context, to, source, at, count, bars, index):
     """`count` numbers arrive at once, but may be read only after the barrier's phase."""
-    barrier, row = barrier_at(context, bars, index), tuple(int(i) for i in at)
+    barrier, row = barrier_of_copy(context, bars, index), tuple(int(i) for i in at)
     per_chunk = CHUNK_BYTES // source.itemsize
     with context.copy(channel_of(bars, index), barrier.phase + 1):
         for first in range(0, int(count), per_chunk):
