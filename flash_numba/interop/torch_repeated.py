@@ -115,10 +115,10 @@ def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wish
     guard = _make_guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     if not guard.check(*tensors):  # one tensor twice
         return
-    numbers = (options[name] for name in ("scale", "causal", "window", "softcap"))
+    numbers = [options[name] for name in ("scale", "causal", "window", "softcap")]
     learns = any(x.requires_grad for x in tensors)
     run = _runner(call, q.get_device(), learns, wishes[-1])
-    _known.insert(0, _Known(guard.check, *numbers, *wishes, run))
+    _known.insert(0, _Known._make((guard.check, *numbers, *wishes, run)))
     del _known[LIMIT:]
 
 
