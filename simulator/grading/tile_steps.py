@@ -135,5 +135,10 @@ once. O stays in registers while the key tiles pass by.""",
         sram=lambda c: c.B_r * c.B_c + c.B_c * c.d,
         registers=lambda c: 2 * c.B_r * c.d,
         product_flops=matmuls(1),
+        mistakes={
+            "it is the product with the last tile of V alone (add=True adds up)": lambda c, t: {
+                "O": t["P"][..., (c.T_c - 1) * c.B_c :] @ t["V"][(c.T_c - 1) * c.B_c :]
+            },
+        },
     ),
 )

@@ -286,7 +286,7 @@ def weighted_values(gpu):
         gpu.store("O", gpu.tensor("O")[head, rows], acc)
 """,
 )
-values.wrong("not added", "is right", ", add=True", "")
+values.wrong("not added", "last tile of V alone", ", add=True", "")
 values.wrong(
     "O accumulated in HBM",
     "reads O, which this puzzle does without",
