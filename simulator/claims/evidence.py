@@ -125,6 +125,15 @@ def measured_on(found: dict[str, Any]) -> str:
     return f"{found['machine']['gpu']}, {found['machine']['date']}"
 
 
+def best_rates(rows: list[dict], d: int, N: int) -> dict[int, float]:
+    """TFLOP/s of `h200_tiles` by rows of the query tile, each in its faster shape."""
+    rates: dict[int, float] = {}
+    for row in rows:
+        if (row["head_dim"], row["seqlen"]) == (d, N):
+            rates[row["tile_m"]] = max(rates.get(row["tile_m"], 0), row["tflops"])
+    return rates
+
+
 def si(value: float, unit: str = "B") -> str:
     """A number with a decimal prefix: ``68.7 GB``."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -22,7 +22,17 @@ from .claim import (
     conditional_if,
     holds_if,
 )
-from .evidence import RESULTS, form, least_time, measured_on, off_by, results, si, softmax
+from .evidence import (
+    RESULTS,
+    best_rates,
+    form,
+    least_time,
+    measured_on,
+    off_by,
+    results,
+    si,
+    softmax,
+)
 
 FLASH_RUNGS = "flash2", "tensor_core", "hopper"
 """Whose measured times count as those of FlashAttention; torch_math's are standard attention's."""
@@ -130,15 +140,6 @@ def fixed_latency() -> Found:
         "percentiles of "
         "that system would decide",
     )
-
-
-def best_rates(rows: list[dict], d: int, N: int) -> dict[int, float]:
-    """TFLOP/s by rows of the query tile, in the shape that is fastest for each."""
-    rates: dict[int, float] = {}
-    for row in rows:
-        if (row["head_dim"], row["seqlen"]) == (d, N):
-            rates[row["tile_m"]] = max(rates.get(row["tile_m"], 0), row["tflops"])
-    return rates
 
 
 def judged(margins: list[float]) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from flash_numba.problem import Problem
 
+from ..claims.evidence import best_rates, measured_on
 from ..hardware import Gpu, roofline
 from ..theory import counts
 from ..theory.asymptotics import break_even_tile
@@ -145,4 +146,28 @@ def measured_roof(gpu: Gpu, rows: list[dict], where: str) -> Picture:
         f"Measured in fp32 ({where}) under the roof of an {gpu.name}, {width / 1e12:.1f} TB/s and "
         f"{peak / 1e12:.0f} TFLOP/s: "
     )
+    return figure, text + "; ".join(told) + "."
+
+
+def measured_tiles(stored: dict) -> Picture:
+    """Rates of one kernel against its query tile, by `benchmarks/tile_sizes.py`."""
+    cells = sorted({(row["head_dim"], row["seqlen"]) for row in stored["rows"]})
+    head_dims, lengths = (sorted(set(part)) for part in zip(*cells, strict=True))
+    figure, columns = axes(8, 3.0, columns=len(head_dims), sharey=True)
+    told = []
+    for ax, d in zip(columns, head_dims, strict=True):
+        for N, colour in zip(lengths, (BLUE, ORANGE, GREEN), strict=True):
+            rates = best_rates(stored["rows"], d, N)
+            tiles = sorted(rates)
+            ax.plot(
+                range(len(tiles)), [rates[B] for B in tiles], "o-", color=colour, label=f"N={N:,}"
+            )
+            told.append(f"d={d}, N={N:,}: " + ", ".join(f"B_r={B} {rates[B]:.0f}" for B in tiles))
+        ax.set_xticks(range(len(tiles)), [str(B) for B in tiles])
+        ax.set_ylim(bottom=0)
+        ax.set_title(f"d={d}", fontsize=9)
+        ax.set_xlabel("B_r")
+    columns[0].set_ylabel("TFLOP/s")
+    columns[0].legend(fontsize=8)
+    text = f"Forward in fp16 ({measured_on(stored)}), TFLOP/s of each tile in its faster shape: "
     return figure, text + "; ".join(told) + "."

@@ -2,7 +2,7 @@
 # # 7 · Choose tiles: how little can move?
 #
 # - **You will** find the tile size from which FlashAttention moves less, hold Theorem 2 of the
-#   paper against exact counts, and draw a roofline.
+#   paper against exact counts, draw a roofline, and see what a GPU makes of three tile sizes.
 # - **You will learn** what N²d²/M means, why small tiles lose, and what bounds large ones.
 # - **You need** notebook 5.
 
@@ -135,6 +135,36 @@ show(*growth(A100, 64, [256, 512, 1024, 2048, 4096, 8192, 16384]))
 show(*roof(A100, 4096, 64, [64, 128, 256]))
 
 # %% [markdown]
+# ## Measured
+#
+# One kernel for tensor cores was timed on a GPU with query tiles of three sizes and key tiles of
+# one (`benchmarks/tile_sizes.py`). A taller tile moves less, as you counted. **Predict** which is
+# fastest, and by how much, at d = 64 and at d = 128.
+#
+# A tile is shared by the warps of its block, so that the same tile comes in two shapes: few warps
+# with many rows each, which need more registers, or more warps with fewer rows, which read K and V
+# from shared memory more often. What is `local` did not fit into registers.
+
+# %%
+from simulator.claims.evidence import results
+from simulator.course.limits import measured_tiles
+
+stored = results("h200_tiles")
+show(*measured_tiles(stored))
+for row in stored["rows"]:
+    if row["seqlen"] == 8192:
+        print(
+            f"d={row['head_dim']:3} B_r={row['tile_m']:3} {row['warps']:2} warps: "
+            f"{row['tflops']:3.0f} TFLOP/s, {row['registers']:3} registers and "
+            f"{row['local_bytes']:2} bytes local a thread"
+        )
+
+# %% [markdown]
+# The tile that moves least is not the fastest, and of two shapes that move exactly as much one is
+# much slower: traffic does not decide alone. (A cache serves part of it, see notebook 14; what is
+# left is how well a shape feeds the tensor cores, notebooks 10 and 11.) Claim C55 of notebook 16 is
+# judged by these numbers.
+#
 # ## Exercises
 
 # %%
