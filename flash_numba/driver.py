@@ -82,30 +82,31 @@ class Function:
     Attributes
     ----------
     handle : ctypes.c_void_p
-        A CUkernel, good in the context of every device.
+        A CUfunction of the context that is current when this is made.
     registers, local_bytes : int
         Of a thread; local memory holds spills and arrays that are not in registers.
     """
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int):
-        library, self.handle, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        library, kernel, self.handle = (ctypes.c_void_p() for _ in range(3))
+        device = ctypes.c_int()
         none = (None, None, 0)
         status = driver().cuLibraryLoadData(ctypes.byref(library), cubin, *none, *none)
         check(status, "cuLibraryLoadData")
-        status = driver().cuLibraryGetKernel(ctypes.byref(self.handle), library, name.encode())
+        status = driver().cuLibraryGetKernel(ctypes.byref(kernel), library, name.encode())
         check(status, "cuLibraryGetKernel")
         check(driver().cuCtxGetDevice(ctypes.byref(device)), "cuCtxGetDevice")
         for attribute, value in ((SHARED_BYTES, shared_bytes), (CARVEOUT, 100)):
-            status = driver().cuKernelSetAttribute(attribute, value, self.handle, device)
+            status = driver().cuKernelSetAttribute(attribute, value, kernel, device)
             check(status, "cuKernelSetAttribute")
-        self.registers, self.local_bytes = (
-            self._attribute(which, device) for which in (REGISTERS, LOCAL_BYTES)
-        )
+        status = driver().cuKernelGetFunction(ctypes.byref(self.handle), kernel)
+        check(status, "cuKernelGetFunction")
+        self.registers, self.local_bytes = map(self._attribute, (REGISTERS, LOCAL_BYTES))
 
-    def _attribute(self, which: int, device) -> int:
+    def _attribute(self, which: int) -> int:
         value = ctypes.c_int()
-        status = driver().cuKernelGetAttribute(ctypes.byref(value), which, self.handle, device)
-        check(status, "cuKernelGetAttribute")
+        status = driver().cuFuncGetAttribute(ctypes.byref(value), which, self.handle)
+        check(status, "cuFuncGetAttribute")
         return value.value
 
 

@@ -76,7 +76,7 @@ class KernelStep(NamedTuple):
     def ready(self, names: Sequence[str]):
         """A function of (addresses, stream) that launches; `names` says whose the addresses are."""
         launch = Launch(self.function, self.shape, self.packed.data, self.packed.starts)
-        given = (ctypes.c_uint64 * len(names))()
+        given, lock = (ctypes.c_uint64 * len(names))(), threading.Lock()
         sums, maps = [], []
         for patch in self.packed.patches:
             parameter, which = self.packed.starts.index(8 * patch.word), names.index(patch.name)
@@ -90,15 +90,16 @@ class KernelStep(NamedTuple):
                 launch.parameters[parameter] = ctypes.addressof(given) + 8 * which
 
         def run(addresses, stream):
-            given[:] = addresses
-            for word, which, offset in sums:
-                word.value = addresses[which] + offset
-            for one in maps:
-                tensor_map, which, offset, current = one
-                if addresses[which] != current:
-                    driver.move_tensor_map(tensor_map, addresses[which] + offset)
-                    one[3] = addresses[which]
-            launch(stream)
+            with lock:
+                given[:] = addresses
+                for word, which, offset in sums:
+                    word.value = addresses[which] + offset
+                for one in maps:
+                    tensor_map, which, offset, current = one
+                    if addresses[which] != current:
+                        driver.move_tensor_map(tensor_map, addresses[which] + offset)
+                        one[3] = addresses[which]
+                launch(stream)
 
         return run
 
@@ -150,14 +151,14 @@ class Plan:
         Returns
         -------
         callable
-            Threads may share it: one at a time writes its arguments and launches.
+            Threads may share it: one at a time writes a launch's arguments and launches.
         """
         runs = tuple(step.ready(names) for step in self.steps)
-        lock = threading.Lock()
+        if len(runs) == 1:
+            return runs[0]
 
         def run(addresses: Sequence[int], stream: int) -> None:
-            with lock:
-                for step in runs:
-                    step(addresses, stream)
+            for step in runs:
+                step(addresses, stream)
 
         return run

@@ -17,6 +17,8 @@ class Driver:
     ----------
     launches : list of (handle, shape, stream, words)
     fills : list of (address, value, size, stream)
+    moved : list of int
+        Addresses that tensor maps were given.
     loaded : list of bytes
         Machine code.
     starts : list of int
@@ -24,7 +26,7 @@ class Driver:
     """
 
     def __init__(self):
-        self.launches, self.fills, self.loaded = [], [], []
+        self.launches, self.fills, self.moved, self.loaded = [], [], [], []
         self._thread = threading.local()
 
     @property
@@ -69,7 +71,11 @@ class Driver:
     def cuKernelSetAttribute(self, attribute, value, kernel, device):
         return 0
 
-    def cuKernelGetAttribute(self, value, attribute, kernel, device):
+    def cuKernelGetFunction(self, function, kernel):
+        function._obj.value = kernel.value
+        return 0 if self.context is not None else INVALID_CONTEXT
+
+    def cuFuncGetAttribute(self, value, attribute, function):
         value._obj.value = 0
         return 0
 
@@ -91,6 +97,7 @@ class Driver:
         return 0
 
     def cuTensorMapReplaceAddress(self, tensor_map, address):
+        self.moved.append(address.value)
         ctypes.c_uint64.from_address(tensor_map.value).value = address.value
         return 0
 

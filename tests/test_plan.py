@@ -104,6 +104,10 @@ def test_a_tensor_map_goes_by_value_and_follows_its_array(fake, encoded_at):
     _, _, _, words = fake.launches[0]
     assert words == [1, 4242, 2]
     assert fake.starts[1] % 64 == 0
+    for address in (4242, 16, 16, 4242):
+        run((address,), 0)
+        assert fake.launches[-1][3] == [1, address, 2]
+    assert fake.moved == [4242, 16, 4242]
     pack(TensorMap(HALVES, 64, 64))
     assert encoded_at[-1] == HALVES.pointer
 

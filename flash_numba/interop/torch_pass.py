@@ -80,8 +80,13 @@ class TorchPass:
 
     def on(self, read: Iterable[int], seed: tuple[int, int]) -> list[Tensor]:
         """Run on inputs at these addresses of the current device."""
-        made = [make() for make in self.make]
-        addresses = (*read, *map(_address, made), *self.more, *seed)
+        made, addresses = [], [*read]
+        for make in self.make:
+            tensor = make()
+            made.append(tensor)
+            addresses.append(tensor.data_ptr())
+        addresses += self.more
+        addresses += seed
         try:
             self.run(addresses, current_stream(self.index))
         except NoContext:  # of the first launch: nothing has run
