@@ -4,9 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simulator.claims import CLAIMS
+from simulator.course.sharing import sent_bytes
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "tutorials"
@@ -77,6 +79,47 @@ def test_a_diagram_is_drawn_where_the_table_says(number):
         assert any(
             "image/png" in output.get("data", {}) for cell in drawn for output in cell["outputs"]
         )
+
+
+def summed_in_a_ring(parts: np.ndarray) -> tuple[np.ndarray, int]:
+    """Sums of the rows of `parts`, one a GPU and as long as there are GPUs, and what each sends."""
+    gpus, held, sent = len(parts), parts.copy(), 0
+    for adding in (True, False):
+        for turn in range(gpus - 1):
+            before = held.copy()
+            for gpu in range(gpus):
+                chunk = (gpu - turn + (not adding)) % gpus
+                there = held[(gpu + 1) % gpus]
+                there[chunk] = there[chunk] * adding + before[gpu, chunk]
+            sent += 1
+    return held, sent
+
+
+def test_what_is_sent_is_counted_hop_by_hop():
+    gpus, N, width, layers = 4, 96, 10, 8
+    parts = np.random.default_rng(0).integers(9, size=(gpus, gpus))
+    held, hops = summed_in_a_ring(parts)
+    assert (held == parts.sum(axis=0)).all()
+    share = hops / gpus  # of what is summed, sent by each
+    found = sent_bytes(gpus, N, width, layers)
+    assert found["data"] == 2 * share * 4 * width * width
+    assert found["tensor"] == 2 * (share * gpus * N * width) * 2
+
+    places, seen, hops = list(range(gpus)), [set() for _ in range(gpus)], 0
+    while True:  # K of each GPU's tokens goes around, with the dK that grows
+        for keys, place in enumerate(places):
+            seen[keys].add(place)
+        if all(len(one) == gpus for one in seen):
+            break
+        places, hops = [(place + 1) % gpus for place in places], hops + 1
+    home = hops + 1  # where dK is wanted
+    assert [(place + 1) % gpus for place in places] == list(range(gpus))
+    chunk = N * width  # a GPU's tokens of `gpus` sequences
+    assert found["sequence"] == 2 * chunk * (2 * hops + 2 * hops + 2 * home)
+
+    stages = gpus - 1
+    between = stages * 2 * gpus * N * width * 2  # X and dX, all GPUs and layers
+    assert found["pipeline"] * layers / gpus * stages == between
 
 
 def test_notebooks_copy_no_kernel():

@@ -164,9 +164,9 @@ def measured_tiles(stored: dict) -> Picture:
             )
             told.append(f"d={d}, N={N:,}: " + ", ".join(f"B_r={B} {rates[B]:.0f}" for B in tiles))
         ax.set_xticks(range(len(tiles)), [str(B) for B in tiles])
-        ax.set_ylim(bottom=0)
         ax.set_title(f"d={d}", fontsize=9)
         ax.set_xlabel("B_r")
+    columns[0].set_ylim(bottom=0)
     columns[0].set_ylabel("TFLOP/s")
     columns[0].legend(fontsize=8)
     text = f"Forward in fp16 ({measured_on(stored)}), TFLOP/s of each tile in its faster shape: "

@@ -47,12 +47,21 @@ def axes(width: float = 7.5, height: float = 3.2, columns: int = 1, **options: A
     return pyplot.subplots(1, columns, figsize=(width, height), **options)
 
 
-def box(ax: Any, x: float, y: float, width: float, height: float, label: str, colour: str) -> None:
-    """A labelled rectangle in data coordinates."""
+def box(
+    ax: Any,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    label: str,
+    colour: str,
+    size: int | None = None,
+) -> None:
+    """A labelled rectangle in data coordinates; `size` is that of the letters."""
     from matplotlib.patches import Rectangle
 
     ax.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor=BLACK, alpha=0.85))
-    ax.text(x + width / 2, y + height / 2, label, ha="center", va="center")
+    ax.text(x + width / 2, y + height / 2, label, ha="center", va="center", fontsize=size)
 
 
 def arrow(ax: Any, start: tuple, end: tuple, label: str = "", width: float = 1.5) -> None:
@@ -76,7 +85,7 @@ def arrow(ax: Any, start: tuple, end: tuple, label: str = "", width: float = 1.5
 
 
 def bare(ax: Any, width: float, height: float) -> None:
-    """A plain canvas of that size."""
-    ax.set_xlim(0, width)
-    ax.set_ylim(0, height)
+    """A plain canvas of that size, with room for the edges of boxes."""
+    ax.set_xlim(-0.05, width + 0.05)
+    ax.set_ylim(-0.05, height + 0.05)
     ax.axis("off")

@@ -85,29 +85,49 @@ def residency(program: str, problem: Problem, tile_m: int, tile_n: int, events: 
     return figure, text + f"; at most {peak:,} bytes lie there at once."
 
 
+FLOW = {
+    "forward": (
+        [("Q_i", 0), ("K_j", 0), ("V_j", 1)],
+        ["S = QKᵀ, P\nforgotten again", "O = αO + PV\nm, l"],
+        [("O_i, lse_i", 1)],
+    ),
+    "backward": (
+        [("Q_i", 0), ("K_j", 0), ("lse_i", 0), ("dO_i, δ_i", 1), ("V_j", 1)],
+        ["S, P made again", "dP = dO Vᵀ\ndS = P∘(dP - δ)\ndQ += dS K", "dV += PᵀdO\ndK += dSᵀQ"],
+        [("dQ_i", 1), ("dK_j, dV_j", 2)],
+    ),
+}
+"""What each pass loads and for which step, the steps, and what is stored and after which step."""
+
+
+def _middle(row: int, made: list[str]) -> float:
+    """Height of a step in the picture."""
+    return 7.8 - row * 5.6 / (len(made) - 1)
+
+
 def forward_and_backward(problem: Problem, tile_m: int, tile_n: int) -> Picture:
     """D5: what each pass loads, makes and keeps, with the counts of a run."""
     passes = {}
     for direction in ("forward", "backward"):
         passes[direction] = counts("flash2", problem, tile_m, tile_n, direction=direction)
-    figure, ax = axes(8.5, 3.4)
-    bare(ax, 20, 9)
-    for x, names in ((0.2, ("Q_i", "K_j", "V_j")), (10.2, ("Q_i, K_j, V_j", "lse_i, δ_i", "dO_i"))):
-        for row, name in enumerate(names):
-            box(ax, x, 6.6 - 2.2 * row, 2.7, 1.5, name, SKY)
-    made = (
-        (3.8, "S → P\non chip", "m, l, O\nin registers", "O_i, lse_i"),
-        (13.8, "S → P again\ndP → dS", "dV += PᵀdO\ndK += dSᵀQ", "dQ_i\ndK_j, dV_j"),
-    )
-    for x, first, second, out in made:
-        box(ax, x, 5.4, 2.7, 2.4, first, ORANGE)
-        box(ax, x, 1.6, 2.7, 2.4, second, ORANGE)
-        box(ax, x + 3.3, 3.4, 2.6, 2.2, out, GREEN)
-        arrow(ax, (x - 0.9, 5.0), (x, 5.9))
-        arrow(ax, (x + 1.35, 5.4), (x + 1.35, 4.0))
-        arrow(ax, (x + 2.7, 3.0), (x + 3.3, 3.9))
-    ax.text(3.5, 8.6, "forward", ha="center", weight="bold")
-    ax.text(13.8, 8.6, "backward", ha="center", weight="bold")
+    figure, ax = axes(9.5, 3.8)
+    bare(ax, 24, 10)
+    for x, direction in ((0.0, "forward"), (11.6, "backward")):
+        found, (loaded, made, stored) = passes[direction], FLOW[direction]
+        ax.text(x + 5.6, 9.4, direction, ha="center", weight="bold")
+        for row, (name, into) in enumerate(loaded):
+            y = 8.6 - 7.4 * (row + 0.5) / len(loaded) - 0.4
+            box(ax, x, y, 2.2, 1.1, name, SKY)
+            arrow(ax, (x + 2.2, y + 0.55), (x + 3.4, _middle(into, made)))
+        for row, name in enumerate(made):
+            box(ax, x + 3.4, _middle(row, made) - 1.0, 4.4, 2.0, name, ORANGE)
+            if row:
+                arrow(ax, (x + 5.4, _middle(row - 1, made) - 1), (x + 5.4, _middle(row, made) + 1))
+        for name, row in stored:
+            box(ax, x + 8.6, _middle(row, made) - 0.7, 2.3, 1.4, name, GREEN)
+            arrow(ax, (x + 7.8, _middle(row, made)), (x + 8.6, _middle(row, made)))
+        told = f"{found.hbm_elements:,} elements, {found.matmul_flops:,} FLOPs"
+        ax.text(x + 5.6, 0.0, told, ha="center", fontsize=8)
     N = problem.seqlen_q
     text = (
         "Forward: tiles of Q, K, V come, S and P are made on chip and forgotten, O and lse are "

@@ -198,7 +198,8 @@ print("elements of O written, packed:", counts.writes["O"], "padded:", found.cou
 # %% [markdown]
 # ## Many GPUs
 #
-# FlashAttention itself has no communication. What is divided decides what must be sent:
+# FlashAttention itself has no communication. What is divided decides what must be sent. **Predict**
+# which of the four ways sends most for long sequences, and which the same for any length:
 
 # %%
 show(*parallel_partitions())
