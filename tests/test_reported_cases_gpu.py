@@ -104,8 +104,12 @@ def test_only_the_gradient_of_v(rung, monkeypatch):
     whole = flash_attention_backward(*given, kernel=rung.name)
     assert found.dq is found.dk is None
     assert torch.equal(dv, found.dv)
-    if rung.name == "tensor_core":  # all gradients come from one kernel, dV alone from another
-        torch.testing.assert_close(dv, whole.dv)
+    if rung.name == "tensor_core":
+        # All gradients come from one kernel, dV alone from another: each rounds P and dV.
+        unit = torch.finfo(dv.dtype).eps / 2
+        terms = flash_attention_backward(do.abs(), *given[1:], needs="v", kernel=rung.name).dv
+        mine, theirs = dv.float(), whole.dv.float()
+        assert ((mine - theirs).abs() <= 2 * unit * (terms.float() + mine.abs())).all()
     else:
         assert torch.equal(dv, whole.dv)
 
