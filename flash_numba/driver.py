@@ -195,9 +195,16 @@ def fill_zero(address: int, size: int, stream: int) -> None:
     check(status, "cuMemsetD8Async")
 
 
-def move_tensor_map(tensor_map: int, address: int) -> None:
-    """Let the CUtensorMap at address `tensor_map` of the host describe memory at `address`."""
-    status = driver().cuTensorMapReplaceAddress(
-        ctypes.c_void_p(tensor_map), ctypes.c_void_p(address)
-    )
-    check(status, "cuTensorMapReplaceAddress")
+class MovableMap:
+    """A CUtensorMap at address `place` of the host, which can describe memory elsewhere."""
+
+    def __init__(self, place: int):
+        self._place, self._address = ctypes.c_void_p(place), ctypes.c_void_p()
+        self._replace, self._described = driver().cuTensorMapReplaceAddress, None
+
+    def move(self, address: int) -> None:
+        """Let it describe memory at `address`, if it does not."""
+        if address != self._described:
+            self._address.value = address
+            check(self._replace(self._place, self._address), "cuTensorMapReplaceAddress")
+            self._described = address

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import driver
-from .driver import Function, Launch, Shape
+from .driver import Function, Launch, MovableMap, Shape
 
 SEED = ("seed_low", "seed_high")
 """Names of the two 32-bit words of dropout's seed, which a plan is handed like addresses."""
@@ -81,7 +81,8 @@ class KernelStep(NamedTuple):
         for patch in self.packed.patches:
             parameter, which = self.packed.starts.index(8 * patch.word), names.index(patch.name)
             if patch.is_map:
-                maps.append([launch.parameters[parameter], which, patch.offset, None])
+                tensor_map = MovableMap(launch.parameters[parameter])
+                maps.append((tensor_map, which, patch.offset))
             elif patch.offset:
                 word = ctypes.c_uint64()
                 launch.parameters[parameter] = ctypes.addressof(word)
@@ -94,11 +95,8 @@ class KernelStep(NamedTuple):
                 given[:] = addresses
                 for word, which, offset in sums:
                     word.value = addresses[which] + offset
-                for one in maps:
-                    tensor_map, which, offset, current = one
-                    if addresses[which] != current:
-                        driver.move_tensor_map(tensor_map, addresses[which] + offset)
-                        one[3] = addresses[which]
+                for tensor_map, which, offset in maps:
+                    tensor_map.move(addresses[which] + offset)
                 launch(stream)
 
         return run
