@@ -1,5 +1,7 @@
 """Repeated eager calls on torch tensors: which are answered without a look at the arguments."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import fake_torch  # noqa: E402
 from test_interop_torch import MASK, SLOPES  # noqa: E402
 
+import flash_numba  # noqa: E402
 from flash_numba import flash_attention  # noqa: E402
 from flash_numba.interop import torch_eager, torch_pass, torch_repeated  # noqa: E402
 
@@ -178,3 +181,24 @@ def test_one_tensor_three_times_is_no_kind(looked_up):
     first, second = (flash_attention(x, x, x) for _ in range(2))
     assert len(looked_up) == 2
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_known_call_enters_few_functions(learns, looked_up):
+    given = tensors(requires_grad=learns)
+    flash_attention(*given)
+    (call,) = torch_eager._calls.values()
+    call._forward.run = call._forward_to_o.run = lambda addresses, stream: None
+    entered, package = [], str(Path(flash_numba.__file__).parent)
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        flash_attention(*given)
+    finally:
+        sys.setprofile(None)
+    autograd = ["forward"] if learns else []
+    assert entered == ["flash_attention", "is_torch", "repeated", "run", *autograd, "run", "on"]
