@@ -86,6 +86,17 @@ def vectors(x, h, y, g):
 
 
 @kernel(THREADS)
+def pairs(x, y):
+    """Two neighbours at once, out of a tile of shared memory."""
+    tile = cuda.shared.array(512, types.float32, alignment=16)
+    t = cuda.threadIdx.x
+    tile[t], tile[t + 256] = x[t], x[t + 256]
+    cuda.syncthreads()
+    first, second = ptx.load2(tile, 510 - 2 * t)
+    y[t], y[t + 256] = first, second
+
+
+@kernel(THREADS)
 def messages(x, flag, y):
     """A block writes, raises a flag and ends; another one waits for the flag and reads."""
     t = cuda.threadIdx.x
@@ -199,6 +210,7 @@ def cases() -> dict[str, Case]:
             (plain, h[:1024]),
             (_blank(1024, f32), _blank(1024, u16)),
         ),
+        "pairs": Case(pairs, "load2", (plain[:512],), (_blank(512, f32),)),
         "messages": Case(
             messages,
             "store_release load_acquire load_uncached",

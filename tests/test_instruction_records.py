@@ -149,6 +149,9 @@ def test_movements_are_as_the_isa_defines_them():
     turned = x.reshape(4, 64, 4)[::-1, ::-1]
     np.testing.assert_array_equal(y, turned.ravel())
     np.testing.assert_array_equal(g, h.reshape(256, 4)[::-1].ravel())
+    (x,) = cases["pairs"].inputs
+    (y,) = traced(cases, "pairs")
+    np.testing.assert_array_equal(y, np.concatenate([x[510::-2], x[511::-2]]))
     x, h = cases["past L1"].inputs
     y, g = traced(cases, "past L1")
     np.testing.assert_array_equal(y, x.reshape(256, 4)[::-1].ravel())

@@ -12,7 +12,7 @@ from .fragment_exchange import store_fragment
 from .fragment_products import make_mma
 from .numba_cuda import cuda, room, types
 from .online_softmax import ALL_LANES, LOG2_E
-from .ptx import exp2
+from .ptx import exp2, load2
 from .ptx_copies import copy4_async
 from .unroll import unroll_full
 
@@ -114,33 +114,31 @@ def make_gradient_parts(
     rows of Q and dO are 0, get dS = 0.
     """
     _, pack = make_mma(dtype)
-    rows, words = 2 * row_blocks, row_blocks * columns
-    columns_each, words_each = -(-columns // steps[0]), -(-words // steps[1])
-
-    @room
-    def number(shared, at, j, lane):
-        return shared[types.uint32(at + 8 * (j // 2) + j % 2 + lane % 4 * 2)]
+    rows, words, pairs = 2 * row_blocks, row_blocks * columns, columns // 2
+    pairs_each, words_each = -(-pairs // steps[0]), -(-words // steps[1])
 
     @room
     def begin(rdP, shared, delta_at, lane):
-        for j in range(columns):
+        for pair in range(pairs):
             unroll_full()
-            delta = number(shared, delta_at, j, lane)
+            delta, next_delta = load2(shared, delta_at + lane % 4 * 2 + 8 * pair)
             for i in range(rows):
                 unroll_full()
-                rdP[i, j] = -delta
+                rdP[i, 2 * pair], rdP[i, 2 * pair + 1] = -delta, -next_delta
 
     @room
     def weights(step, args):
         rS, shared, lse_at, factor, lane = args
-        for u in range(columns_each):
+        for u in range(pairs_each):
             unroll_full()
-            j = step * columns_each + u
-            if j < columns:
-                lse2 = log2_units(number(shared, lse_at, j, lane))
+            pair = step * pairs_each + u
+            if pair < pairs:
+                lse, next_lse = load2(shared, lse_at + lane % 4 * 2 + 8 * pair)
+                lse2, next_lse2 = log2_units(lse), log2_units(next_lse)
                 for i in range(rows):
                     unroll_full()
-                    rS[i, j] = exp2(rS[i, j] * factor - lse2)
+                    rS[i, 2 * pair] = exp2(rS[i, 2 * pair] * factor - lse2)
+                    rS[i, 2 * pair + 1] = exp2(rS[i, 2 * pair + 1] * factor - next_lse2)
 
     @room
     def gradient(step, args):

@@ -129,6 +129,22 @@ load4_global = _vector_load(
 store4_global = _vector_store(GLOBAL, "``st.global.v4`` (9.7.9.11): see `load4_global`.")
 
 
+@emulated_by(lambda array, index: array.load_vector(index, 2))
+def load2(typingctx, array, index):
+    """``ld.shared.v2.f32`` (9.7.9.8): ``load2(array, index)``, two neighbours; see `load4`."""
+
+    def codegen(context, builder, signature, args):
+        pointer = pointer_to(context, builder, array, args[0], index, args[1])
+        pointer = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, SHARED))
+        two = ir.LiteralStructType([F32] * 2)
+        operands = [builder.ptrtoint(pointer, I32)]
+        text, constraints = "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r,~{memory}"
+        loaded = assembly(builder, text, constraints, operands, two, side_effect=True)
+        return cgutils.pack_array(builder, cgutils.unpack_tuple(builder, loaded, 2))
+
+    return types.UniTuple(types.float32, 2)(array, index), codegen
+
+
 def _unary(name, text, emulate, doc) -> Any:
     def typing(typingctx, x):
         def codegen(context, builder, signature, args):

@@ -1,7 +1,7 @@
 """dQ, to which blocks add in turns: float32 sums in global memory, in the order of the lanes.
 
-Only the blocks of one kernel ever see the sums, so they lie as the lanes hold them: four neighbours
-a lane, then the next lane's. A warp's access is 512 bytes in a row, whatever the fragments' shape.
+Only the blocks of one kernel ever see the sums, so they lie as the lanes hold them: the four of a C
+fragment, neighbours in registers too, then the next lane's. A warp's access is 512 bytes in a row.
 The first to add does not read, and the last writes dQ itself.
 """
 
@@ -18,9 +18,13 @@ from .unroll import unroll_full
 def make_query_sums(rows: int, columns: int, threads: int):
     """Rooms ``read_sums(rX, gSums, first, tid)`` and ``write_sums(gSums, rX, tid)``.
 
-    `rX` of shape (rows, columns), columns a multiple of 4; `gSums` is a view of
-    ``rows * columns * threads`` float32. What `first` says is the first to add: it begins with 0.
+    `rX` of shape (rows, columns), both even; `gSums` is a view of ``rows * columns * threads``
+    float32. What `first` says is the first to add: it begins with 0.
     """
+
+    @room
+    def place_of(i, j, tid):
+        return types.int32(((i * columns // 4 + j // 2) * threads + tid) * 4)
 
     @room
     def read_sums(rX, gSums, first, tid):
@@ -31,23 +35,21 @@ def make_query_sums(rows: int, columns: int, threads: int):
                     unroll_full()
                     rX[i, j] = 0
         else:
-            for i in range(rows):
+            for i in range(0, rows, 2):
                 unroll_full()
-                for j in range(0, columns, 4):
+                for j in range(0, columns, 2):
                     unroll_full()
-                    place = types.int32(((i * columns + j) // 4 * threads + tid) * 4)
-                    four = load4_uncached(gSums, place)
-                    rX[i, j], rX[i, j + 1], rX[i, j + 2], rX[i, j + 3] = four
+                    four = load4_uncached(gSums, place_of(i, j, tid))
+                    rX[i, j], rX[i, j + 1], rX[i + 1, j], rX[i + 1, j + 1] = four
 
     @room
     def write_sums(gSums, rX, tid):
-        for i in range(rows):
+        for i in range(0, rows, 2):
             unroll_full()
-            for j in range(0, columns, 4):
+            for j in range(0, columns, 2):
                 unroll_full()
-                place = types.int32(((i * columns + j) // 4 * threads + tid) * 4)
-                four = rX[i, j], rX[i, j + 1], rX[i, j + 2], rX[i, j + 3]
-                store4_global(gSums, place, four)
+                four = rX[i, j], rX[i, j + 1], rX[i + 1, j], rX[i + 1, j + 1]
+                store4_global(gSums, place_of(i, j, tid), four)
 
     return read_sums, write_sums
 

@@ -1,10 +1,12 @@
 """Turns of blocks that add to the same rows: who comes when, and the rows that nobody adds to."""
 
 from functools import cache
+from typing import Any, NamedTuple
 
 from .numba_cuda import room, types
 from .ptx import load_acquire, store_release
-from .schedule import make_key_tiles_room, make_tile_list
+from .schedule import make_key_tiles_room, make_tile_list, narrowed
+from .unroll import unroll_none
 
 
 @room
@@ -41,21 +43,68 @@ def leave_turn(Turns, batch, head, block, turn):
     store_release(Turns, (batch, head, block), turn + 1)
 
 
-@cache
-def make_is_last(key_range, exact: bool, listed: bool, tile_m: int, tile_n: int):
-    """Room ``is_last(m_block, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles)``.
+class Visit(NamedTuple):
+    """A query tile that visits the block's key tile.
 
-    Whether no key tile behind this one is visited by the query tile.
+    Attributes
+    ----------
+    m_block : int
+        Which; as many as there are where no further one visits.
+    turn : int
+        Key tiles that it visits before this one.
+    is_last : bool
+        It visits none behind this one.
+    is_partial : bool
+        Some of its scores are masked.
+    """
+
+    m_block: Any
+    turn: Any
+    is_last: Any
+    is_partial: Any
+
+
+@cache
+def make_next_visit(key_range, exact: bool, listed: bool, tile_m: int, tile_n: int):
+    """Room ``next_visit(m_block, stop, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles)``.
+
+    The first `Visit` from `m_block` on, of query tiles below `stop`, in 32-bit numbers: all that is
+    asked about a query tile, out of one look at the mask.
     """
     key_tiles = make_key_tiles_room(key_range, exact)
-    next_key_tile, _ = make_tile_list(listed)
+    next_key_tile, listed_partial = make_tile_list(listed)
 
     @room
-    def is_last(m_block, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles):
-        visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)
-        return next_key_tile(n_block + 1, visit.stop, m_block, batch, head, tiles) >= visit.stop
+    def turn_of(visit, m_block, n_block, batch, head, tiles):
+        if not listed:
+            return types.int32(n_block - visit.start)
+        turn = types.int32(0)
+        earlier = next_key_tile(visit.start, n_block, m_block, batch, head, tiles)
+        while earlier < n_block:
+            turn += types.int32(1)
+            earlier = next_key_tile(earlier + 1, n_block, m_block, batch, head, tiles)
+        return turn
 
-    return is_last
+    @room
+    def next_visit(m_block, stop, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles):
+        m_block, behind = types.int32(m_block), types.int32(n_block + 1)
+        while m_block < stop:
+            unroll_none()
+            visit = narrowed(
+                key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, aux)
+            )
+            visits = visit.start <= n_block and n_block < visit.stop
+            if visits and next_key_tile(n_block, behind, m_block, batch, head, tiles) == n_block:
+                turn = turn_of(visit, m_block, n_block, batch, head, tiles)
+                after = next_key_tile(behind, visit.stop, m_block, batch, head, tiles)
+                partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
+                partial |= behind * tile_n > seqlen_k
+                partial |= listed_partial(n_block, m_block, batch, head, tiles)
+                return Visit(m_block, turn, after >= visit.stop, partial)
+            m_block = types.int32(m_block + 1)
+        return Visit(m_block, types.int32(0), False, False)
+
+    return next_visit
 
 
 @cache

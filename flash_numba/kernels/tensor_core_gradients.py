@@ -22,7 +22,7 @@ from ..device.numba_cuda import cuda, kernel, types
 from ..device.query_sums import make_query_sums, make_write_rounded
 from ..device.schedule import make_keys_of, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
-from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_is_last, work_of
+from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_next_visit, work_of
 from ..device.unroll import unroll_none
 from ..launch import fill_zero, launch
 from ..problem import Problem
@@ -81,8 +81,8 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
 
     keys_of = make_keys_of(spec.has_lengths)
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
-    span, next_query_tile, turn_of, is_partial = make_query_walk(*walk)
-    is_last = make_is_last(*walk)
+    span, *_ = make_query_walk(*walk)
+    next_visit = make_next_visit(*walk)
     some = spec.key_range is not None or spec.has_lengths or spec.has_list
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
     own = tile_n, threads, spec.vectors
@@ -132,10 +132,10 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
             q_at + lane_of_columns(lane, pitch),
             do_at + lane_of_columns(lane, pitch_v),
         )
-        q_row_lane = (q_at + lane_of_rows(lane, pitch)) ^ (16 * part)
-        do_row_lane = (do_at + lane_of_rows(lane, pitch_v)) ^ (16 * part)
-        p_lane = (warp_rows * pitch_p + lane_of_words(lane, pitch_p)) ^ (part * warp_m)
-        p_row_lane = (warp_rows * pitch_p + lane_of_rows(lane, pitch_p)) ^ ((1 - part) * warp_m)
+        q_row_lane = q_at + (lane_of_rows(lane, pitch) ^ (16 * part))
+        do_row_lane = do_at + (lane_of_rows(lane, pitch_v) ^ (16 * part))
+        p_lane = warp_rows * pitch_p + (lane_of_words(lane, pitch_p) ^ (part * warp_m))
+        p_row_lane = warp_rows * pitch_p + (lane_of_rows(lane, pitch_p) ^ ((1 - part) * warp_m))
         dq_row, dq_part = warp // spread * (16 * dq_blocks), warp % spread
         ds_lane = ds_at + dq_row // 64 * 64 + (lane_of_columns(lane, pitch_p) ^ (dq_row % 64))
         k_row_lane = lane_of_rows(lane, pitch) ^ (16 * dq_part)
@@ -159,36 +159,40 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
             clear_unvisited(gdQ, tid, listed, *where)
             start, stop = span(*where)
             stop = types.int32(stop)
-            m_block = types.int32(next_query_tile(start, stop, *where, listed))
-            following = m_block
-            if m_block < stop:
+            visit = next_visit(start, stop, *where, listed)
+            following = visit
+            if visit.m_block < stop:
                 if not seen:
                     load_k(memory, 0, K[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
                     load_v(memory, v_at, V[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
                     seen = True
-                load_queries(memory, numbers, 0, tensors, m_block, seqlen_q, tid)
+                load_queries(memory, numbers, 0, tensors, visit.m_block, seqlen_q, tid)
                 commit()
                 if stages == 3:
-                    following = types.int32(next_query_tile(m_block + 1, stop, *where, listed))
-                    if following < stop:
-                        load_queries(memory, numbers, 1, tensors, following, seqlen_q, tid)
+                    following = next_visit(visit.m_block + 1, stop, *where, listed)
+                    if following.m_block < stop:
+                        load_queries(memory, numbers, 1, tensors, following.m_block, seqlen_q, tid)
                     commit()
                     arrive_first()
             if stages == 3:
                 cuda.syncthreads()
-            stage, side, before = types.int32(0), types.int32(0), types.int32(-1)
-            while m_block < stop:
+            stage, side = types.int32(0), types.int32(0)
+            before, turn_before = types.int32(-1), types.int32(0)
+            while visit.m_block < stop:
                 unroll_none()
-                turn = types.int32(turn_of(m_block, *where, listed))
+                m_block, turn = visit.m_block, visit.turn
                 if stages == 2:
                     arrive()
                     # This tile is here for all; nobody reads the one before, its sum is written.
                     cuda.syncthreads()
                     if tid == releases and before >= 0:
-                        leave_turn(Turns, batch, head, before, turn_of(before, *where, listed))
-                    following = types.int32(next_query_tile(m_block + 1, stop, *where, listed))
-                    if following < stop:
-                        load_queries(memory, numbers, 1 - stage, tensors, following, seqlen_q, tid)
+                        leave_turn(Turns, batch, head, before, turn_before)
+                    following = next_visit(m_block + 1, stop, *where, listed)
+                    if following.m_block < stop:
+                        other = 1 - stage
+                        load_queries(
+                            memory, numbers, other, tensors, following.m_block, seqlen_q, tid
+                        )
                     commit()
                 if tid == acquires:
                     await_turn(Turns, batch, head, m_block, turn)
@@ -200,10 +204,9 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                 stores = p_at + p_lane + side, ds_at + p_lane + side
                 places = *products, do_row_lane + row * pitch_v, *stores
                 positions = first_q, first_k, seqlen_q, seqlen_k, batch, head
-                partial = is_partial(m_block, *where, listed)
                 weights_and_gradients(
-                    registers, memory, numbers, places, row, positions, partial, mask_aux, factor,
-                    lane,
+                    registers, memory, numbers, places, row, positions, visit.is_partial, mask_aux,
+                    factor, lane,
                 )  # fmt: skip
                 add_dk(acc_dk, rdS, memory, q_row_lane + row * pitch)
                 if stages == 3:
@@ -212,12 +215,11 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                 third = following
                 if stages == 3:
                     if tid == releases and before >= 0:
-                        leave_turn(Turns, batch, head, before, turn_of(before, *where, listed))
-                    if following < stop:
-                        third = types.int32(next_query_tile(following + 1, stop, *where, listed))
-                    if third < stop:
+                        leave_turn(Turns, batch, head, before, turn_before)
+                    third = next_visit(following.m_block + 1, stop, *where, listed)
+                    if third.m_block < stop:
                         away = (stage + 2) % 3
-                        load_queries(memory, numbers, away, tensors, third, seqlen_q, tid)
+                        load_queries(memory, numbers, away, tensors, third.m_block, seqlen_q, tid)
                     commit()
                 gSums = Sums[batch, head, m_block]
                 read_sums(rdQ, gSums, turn == 0, tid)
@@ -227,18 +229,19 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                     add_dv_shared(acc_dv, memory, p_row, do_row_lane + row * pitch_v)
                     add_dk_shared(acc_dk, memory, ds_row, q_row_lane + row * pitch)
                 add_dq(rdQ, memory, ds_lane + side, k_row_lane)
-                if is_last(m_block, *where, listed):
+                if visit.is_last:
                     row = types.int32(first_row + dq_row)
                     write_dq(gdQ, rdQ, row, seqlen_q, 16 * dq_part, scale, lane)
                 else:
                     write_sums(gSums, rdQ, tid)
-                before, m_block, following = m_block, following, third
+                before, turn_before = m_block, turn
+                visit, following = following, third
                 stage = types.int32((stage + 1) % stages)
                 if stages == 3:
                     side = types.int32(tile_n * pitch_p - side)
             cuda.syncthreads()  # nobody reads the tiles of this head any more, its sums are written
             if tid == releases and before >= 0:
-                leave_turn(Turns, batch, head, before, turn_of(before, *where, listed))
+                leave_turn(Turns, batch, head, before, turn_before)
 
         # Epilogue
         gdK, gdV = dK[batch, :, kv_head], dV[batch, :, kv_head]
