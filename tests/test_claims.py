@@ -101,6 +101,10 @@ def test_tiles_are_judged_by_the_better_rival(monkeypatch, rates, verdict):
     assert practice.judged([0.2, 0.1]) == "holds with conditions"
 
 
+def test_frameworks_are_counted_not_their_modules():
+    assert ROWS["C45"][1].measured == "1 of 2 frameworks here: pytorch"
+
+
 def test_gradients_are_told_apart():
     head = Attention(size=5, seed=3)
     assert off_by(right_gradient(head), head.dQ) < 1e-7

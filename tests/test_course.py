@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flash_numba.problem import Problem
 from simulator.claims import CLAIMS
+from simulator.course import record, stepper
 from simulator.course.sharing import sent_bytes
+from simulator.inputs import random_input
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "tutorials"
@@ -79,6 +82,24 @@ def test_a_diagram_is_drawn_where_the_table_says(number):
         assert any(
             "image/png" in output.get("data", {}) for cell in drawn for output in cell["outputs"]
         )
+
+
+def test_a_slider_shows_the_event_that_it_points_to(monkeypatch):
+    pytest.importorskip("ipywidgets")
+    display = pytest.importorskip("IPython.display")
+    shown: list = []
+    monkeypatch.setattr(display, "display", shown.append)
+    small = Problem(32, 32, 8)
+    run = record("flash2", small, *random_input(small), tile_m=16, tile_n=16)
+    stepper(run)
+    ((slider, text),) = [box.children for box in shown]
+    assert slider.max == len(run) - 1
+    seen = {}
+    for event in (0, len(run) // 2, len(run) - 1):
+        slider.value = event
+        assert f"event {event}/{len(run) - 1}" in text.value
+        seen[event] = text.value
+    assert len(set(seen.values())) == 3
 
 
 def summed_in_a_ring(parts: np.ndarray) -> tuple[np.ndarray, int]:

@@ -103,13 +103,15 @@ def table_of_times() -> Found:
 @claim("C45", "0 §4.2")
 def drop_in() -> Found:
     """Drop-in flash_attention(Q,K,V) of (batch, seq, heads, head_dim) in PyTorch and TensorFlow."""
-    have = sorted(module.name for module in pkgutil.iter_modules(interop.__path__))
+    modules = {module.name for module in pkgutil.iter_modules(interop.__path__)}
+    asked = ("pytorch", "tensorflow")
+    have = [name for name in asked if name in modules]
     return Found(
-        conditional_if("pytorch" in have and "tensorflow" not in have),
+        conditional_if(have == ["pytorch"]),
         "in PyTorch, with autograd, any strides; TensorFlow is not served. The layout is "
         "FlashAttention's "
         "own; torch's scaled_dot_product_attention has (batch, heads, seq, head_dim)",
-        f"{len(have)} of 2 frameworks here: {', '.join(have)}",
+        f"{len(have)} of {len(asked)} frameworks here: {', '.join(have)}",
     )
 
 

@@ -121,7 +121,9 @@ show(*forward_and_backward(problem, 64, 64))
 # A block that owns a key tile can keep dK_j and dV_j in registers. But dQ_i gets a part from
 # *every* key tile, so blocks add into the same place in HBM: `accumulate`, an atomic addition. Its
 # order differs from run to run, and so do the last bits. The two-kernel form gives dQ a kernel of
-# its own: each bit is the same every time, for two more products. Read how the parts of dQ leave:
+# its own: each bit is the same every time, for two more products. (The CUDA kernels here take a
+# third way: blocks add their parts of dQ in turns, in a fixed order.) Read how the parts of dQ
+# leave:
 
 # %%
 from simulator.programs import flash2
