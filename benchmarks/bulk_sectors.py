@@ -1,10 +1,10 @@
 """What Nsight Compute counts for bulk copies (TMA): boxes of a tensor, and rows of numbers.
 
 A launch a case: eight blocks copy something each, once. Boxes lie within their tensor or hang over
-its end; blocks copy one box or each its own; tensors begin within a 32-byte sector or have rows
-that are no whole sectors. Needs a Hopper GPU and ncu. Each kind of box is a process of its own,
-stopped if it takes too long. Writes results/bulk_sectors.json, which the runner's sectors are held
-against.
+its end or beside it; blocks copy one box or each its own; tensors begin within a 32-byte sector or
+have rows that are no whole sectors. Needs a Hopper GPU and ncu. Each kind of case is a process of
+its own, stopped if it takes too long. Writes results/bulk_sectors.json, which the runner's sectors
+are held against.
 
     python benchmarks/bulk_sectors.py [--output results.json] [--metrics name ...]
 """
@@ -12,7 +12,6 @@ against.
 import argparse
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -38,8 +37,8 @@ BLOCKS = 8
 HEAD, STORE_STEP = 1, -100
 """The head that boxes are of; boxes that hang over the end are stored further up by the next
 blocks, since none may begin before its tensor."""
-TIMEOUT = 150
-"""Seconds of a process, its waiting for the others included."""
+TIMEOUT = 60
+"""Seconds of a process."""
 
 
 class Tensor(NamedTuple):
@@ -75,6 +74,8 @@ class Case(NamedTuple):
         Row of the first block's box, or its first number.
     step : int
         From one block's to the next; 0 = all the same.
+    column : int
+        First column of the box.
     """
 
     direction: str
@@ -83,13 +84,13 @@ class Case(NamedTuple):
     columns: int
     first: int
     step: int
+    column: int = 0
 
-
-def kind_of(case: Case) -> tuple:
-    """Cases of one kind run in one process: one box, within its tensor or all beside it."""
-    if not case.tensor:
-        return (case.direction,)
-    return case.direction, case.rows, case.columns, case.first == TENSORS[case.tensor].seqlen
+    @property
+    def kind(self) -> str:
+        """Cases of one kind run in one process."""
+        beside = self.tensor and (self.first == TENSORS[self.tensor].seqlen or self.column)
+        return "beside" if beside else self.direction
 
 
 def cases() -> list[Case]:
@@ -109,12 +110,15 @@ def cases() -> list[Case]:
                     if direction == "load":  # what is stored twice would race
                         places += [(40, 0), (end, 0), (sizes.seqlen, 0)]
                     found += [Case(direction, tensor, rows, columns, *place) for place in places]
-    return sorted(found, key=kind_of)
+    for tensor, sizes in TENSORS.items():
+        beside = -(-sizes.columns // 64) * 64
+        found += [Case("load", tensor, 64, 64, first, 64, beside) for first in (0, 40)]
+    return sorted(found, key=lambda case: case.kind)
 
 
 @cache
 def make_boxes(direction: str, rows: int, columns: int):
-    """Kernel ``boxes(tensor_map, first, step)``: one warp a block, one box."""
+    """Kernel ``boxes(tensor_map, first, step, column)``: one warp a block, one box."""
     from flash_numba.device.hopper.mbarrier import (
         barrier_expect,
         barrier_init,
@@ -135,7 +139,7 @@ def make_boxes(direction: str, rows: int, columns: int):
     loads, size = direction == "load", 2 * rows * columns
 
     @kernel(32)
-    def boxes(tensor_map, first, step):
+    def boxes(tensor_map, first, step, column):
         bars = cuda.shared.array(1, types.uint64)
         memory = cuda.shared.array(0, types.uint16, alignment=1024)
         tile = shared_tile(memory, 0, (rows, columns))
@@ -150,10 +154,10 @@ def make_boxes(direction: str, rows: int, columns: int):
         if lane == 0:
             if loads:
                 barrier_expect(bars, 0, size)
-                tensor_load(tile, map_address(tensor_map), 0, row, HEAD, 0, bars, 0)
+                tensor_load(tile, map_address(tensor_map), column, row, HEAD, 0, bars, 0)
                 barrier_wait(bars, 0, 0)
             else:
-                tensor_store(tile, 0, row, HEAD, 0, map_address(tensor_map))
+                tensor_store(tile, column, row, HEAD, 0, map_address(tensor_map))
                 bulk_commit()
                 bulk_wait_read()
 
@@ -199,7 +203,7 @@ def arguments(case: Case, array) -> tuple:
 
     if not case.tensor:
         return array, case.columns, case.first, case.step
-    return TensorMap(array, case.rows, case.columns), case.first, case.step
+    return TensorMap(array, case.rows, case.columns), case.first, case.step, case.column
 
 
 def run_on_gpu(kind: str) -> None:
@@ -222,15 +226,15 @@ def run_on_gpu(kind: str) -> None:
         )
 
     for case in cases():
-        if repr(kind_of(case)) == kind:
+        if case.kind == kind:
             kernel, shared_bytes = kernel_of(case)
             launch(kernel, BLOCKS, 32, shared_bytes, arguments(case, array_of(case)))
             cuda.synchronize()
 
 
-def counters_of(kind: tuple, members: list[Case], metrics: list[str]) -> list[dict]:
+def counters_of(kind: str, members: list[Case], metrics: list[str]) -> list[dict]:
     """The cases of a kind with their counters."""
-    command = [sys.executable, __file__, "--kind", repr(kind)]
+    command = [sys.executable, __file__, "--kind", kind]
     chosen = "--kernel-name-base", "mangled", "-k", "regex:boxes"
     rows = counted(command, metrics, *chosen, timeout=TIMEOUT)
     return [
@@ -251,21 +255,15 @@ def main():
         return
     from common import machine
 
-    kinds = {kind: list(members) for kind, members in groupby(cases(), kind_of)}
     found, failed, here = [], [], machine()
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        jobs = {
-            kind: pool.submit(counters_of, kind, members, options.metrics)
-            for kind, members in kinds.items()
-        }
-        for kind, job in jobs.items():
-            try:
-                found += job.result()
-                print(kind, "counted", flush=True)
-            except Exception as error:
-                failed.append(kind)
-                print(f"{kind} failed: {error}", flush=True)
-            options.output.write_text(json.dumps({"machine": here, "cases": found}) + "\n")
+    for kind, members in groupby(cases(), lambda case: case.kind):
+        try:
+            found += counters_of(kind, list(members), options.metrics)
+            print(kind, "counted", flush=True)
+        except Exception as error:
+            failed.append(kind)
+            print(f"{kind} failed: {error}", flush=True)
+        options.output.write_text(json.dumps({"machine": here, "cases": found}) + "\n")
     if failed:
         sys.exit(f"not counted: {failed}")
 

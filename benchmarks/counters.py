@@ -1,20 +1,21 @@
 """Hardware counters of the ladder's kernels, for the thread runner to be held against.
 
-Each case of `counter_cases` runs once under Nsight Compute, results/h200_counters.json keeps for
-each launch the kernel, its launch configuration and the counters, and for the case the fingerprint
-of the kernels' source. Needs a GPU of compute capability 9.0, torch (for its name), and ncu.
+Each case of `counter_cases` runs once under Nsight Compute, the cases of a rung in one process and,
+if that fails, each in its own; results/h200_counters.json keeps for each launch the kernel, the
+fingerprint of its source, its launch configuration and the counters. Needs a GPU of compute
+capability 9.0, torch (for its name), and ncu.
 
     python benchmarks/counters.py [--cases flash2-forward-full ...] [--output results.json]
 """
 
 import argparse
-import fcntl
 import json
 import re
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 from counter_cases import CASES, HostMemory, case_named, launches, run, traced
@@ -68,10 +69,10 @@ METRICS = (
     "dram__bytes_read.sum",
     "dram__bytes_write.sum",
 )
-WORKERS = 12
-"""Cases that compile side by side; they run one after the other."""
-TIMEOUT = 150
-"""Seconds of a case, all its waiting for others included."""
+WORKERS = 3
+"""Processes that compile side by side."""
+TIMEOUT = 120
+"""Seconds that the cases of a rung may take under ncu."""
 
 
 def known_metrics() -> list[str]:
@@ -83,44 +84,53 @@ def known_metrics() -> list[str]:
     return [name for name in METRICS if name.split(".")[0] in bases]
 
 
-def run_on_gpu(name: str, lock: str) -> None:
-    """Run a case twice: to compile, then for ncu to look, alone on the GPU."""
+def run_on_gpu(names: list[str]) -> None:
+    """Run cases one after the other."""
     from flash_numba.arrays import DeviceArray
     from flash_numba.device.numba_cuda import cuda
 
-    case, host, kept = case_named(name), HostMemory(), []
+    for name in names:
+        host, kept = HostMemory(), []
 
-    def make(shape, dtype, fill):
-        array = host.array(shape, dtype, fill)
-        kept.append(cuda.to_device(host.owners[-1]))
-        return array._replace(pointer=DeviceArray.of(kept[-1]).pointer)
+        def make(shape, dtype, fill, host=host, kept=kept):
+            array = host.array(shape, dtype, fill)
+            kept.append(cuda.to_device(host.owners[-1]))
+            return array._replace(pointer=DeviceArray.of(kept[-1]).pointer)
 
-    def once():
-        run(case, make)
+        run(case_named(name), make)
         cuda.synchronize()
 
-    once()
-    with open(lock, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        cuda.profile_start()
-        once()
-        cuda.profile_stop()
+
+def command_of(names: list[str]) -> list[str]:
+    """A process that runs cases."""
+    return [sys.executable, __file__, "--run", *names]
 
 
-def counted_case(name: str, expected: list, metrics: list[str], lock: str) -> list[dict]:
-    """What ncu says about each launch of a case, in order."""
-    kernels = "|".join(sorted({launch.name for launch in expected}))
-    options = ["--profile-from-start", "off", "--kernel-name-base", "mangled"]
-    options += ["-k", f"regex:{kernels}"]
-    command = [sys.executable, __file__, "--one", name, "--lock", lock]
-    rows = counted(command, metrics, *options, timeout=TIMEOUT)
-    return [{"kernel": row["Kernel Name"], "counters": numbers(row, metrics)} for row in rows]
+def compile_kernels(name: str) -> None:
+    """Run a case by itself, so that its kernels are compiled and kept on disk."""
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(command_of([name]), timeout=TIMEOUT)
 
 
-def matched(name: str, expected: list, rows: list[dict]) -> list[dict]:
+def counted_cases(names: list[str], metrics: list[str]) -> dict[str, list[dict]]:
+    """What ncu says about each launch of some cases, in order."""
+    expected = {name: launches(case_named(name)) for name in names}
+    kernels = {launch.name for group in expected.values() for launch in group}
+    chosen = "--kernel-name-base", "mangled", "-k", f"regex:{'|'.join(sorted(kernels))}"
+    rows = counted(command_of(names), metrics, *chosen, timeout=TIMEOUT)
+    if len(rows) != sum(map(len, expected.values())):
+        raise RuntimeError(f"ncu saw {[row['Kernel Name'] for row in rows]}")
+    following = iter(rows)
+    return {
+        name: matched(name, group, [next(following) for _ in group], metrics)
+        for name, group in expected.items()
+    }
+
+
+def matched(name: str, expected: list, rows: list[dict], metrics: list[str]) -> list[dict]:
     """Rows of a case's kernels, held against the launches expected."""
-    names, seen = [launch.name for launch in expected], [row["kernel"] for row in rows]
-    if len(rows) != len(expected) or not all(a in b for a, b in zip(names, seen, strict=True)):
+    names, seen = [launch.name for launch in expected], [row["Kernel Name"] for row in rows]
+    if not all(a in b for a, b in zip(names, seen, strict=True)):
         raise RuntimeError(f"{name}: ncu saw {seen}, expected {names}")
     return [
         {
@@ -129,48 +139,45 @@ def matched(name: str, expected: list, rows: list[dict]) -> list[dict]:
             "threads": launch.threads,
             "shared_bytes": launch.shared_bytes,
             "fingerprint": traced(launch, blocks=()).fingerprint,
-            "counters": row["counters"],
+            "counters": numbers(row, metrics),
         }
         for launch, row in zip(expected, rows, strict=True)
     ]
 
 
 def main():
-    """Count every case and write the results."""
+    """Compile every case, count them rung by rung and write the results as they come."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--one")
-    parser.add_argument("--lock")
+    parser.add_argument("--run", nargs="*")
     options = parser.parse_args()
-    if options.one:
-        run_on_gpu(options.one, options.lock)
+    if options.run:
+        run_on_gpu(options.run)
         return
     from common import machine
 
-    metrics, failed, here = known_metrics(), [], machine()
+    metrics, here = known_metrics(), machine()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(compile_kernels, options.cases))
+    by_rung = groupby(options.cases, lambda name: case_named(name).rung)
+    waiting, missing = [list(group) for _, group in by_rung], set(options.cases)
     found = json.loads(options.output.read_text())["cases"] if options.output.exists() else {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
-        lock = str(Path(folder) / "gpu")
-        expected = {name: launches(case_named(name)) for name in options.cases}
-        jobs = {
-            name: pool.submit(counted_case, name, expected[name], metrics, lock)
-            for name in options.cases
-        }
-        for name, job in jobs.items():
-            try:
-                found[name] = {
-                    "problem": case_named(name).problem,
-                    "launches": matched(name, expected[name], job.result()),
-                }
+    while waiting:
+        group = waiting.pop(0)
+        try:
+            for name, rows in counted_cases(group, metrics).items():
+                found[name] = {"problem": case_named(name).problem, "launches": rows}
+                missing.remove(name)
                 print(name, "counted", flush=True)
-            except Exception as error:
-                failed.append(name)
-                print(f"{name} failed: {error}", flush=True)
-            results = {"machine": here, "metrics": metrics, "cases": found}
-            options.output.write_text(json.dumps(results, indent=1) + "\n")
-    if failed:
-        sys.exit(f"not counted: {failed}")
+        except Exception as error:
+            print(f"{group} failed: {error}", flush=True)
+            if len(group) > 1:
+                waiting += [[name] for name in group]
+        results = {"machine": here, "metrics": metrics, "cases": found}
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    if missing:
+        sys.exit(f"not counted: {sorted(missing)}")
 
 
 if __name__ == "__main__":

@@ -123,9 +123,9 @@ def sectors(reports: list[Report]) -> tuple[int, int]:
     reads = writes = 0
     for report in reports:
         hardware = report.hardware()
-        reads += hardware[LOADS[0]] + report.count("global", "load", traffic="bulk").bytes // 32
+        reads += hardware[LOADS[0]] + hardware[BULK_LOADS] // SECTOR_BYTES
         writes += hardware[STORES[0]] + report.count("global", "atomic").sectors
-        writes += report.count("global", "store", traffic="bulk").bytes // SECTOR_BYTES
+        writes += hardware[BULK_STORES] // SECTOR_BYTES
     return reads, writes
 
 

@@ -91,8 +91,9 @@ def stored(words, out):
     """A warp's four matrices, transposed, rows in reverse order."""
     memory = cuda.shared.array((32, 8), types.uint16, alignment=16)
     lane = cuda.threadIdx.x
-    four = words[lane, 0], words[lane, 1], words[lane, 2], words[lane, 3]
-    stmatrix_x4_trans(memory, (31 - lane, 0), four)
+    a, b = types.uint32(words[lane, 0]), types.uint32(words[lane, 1])
+    c, d = types.uint32(words[lane, 2]), types.uint32(words[lane, 3])
+    stmatrix_x4_trans(memory, (31 - lane, 0), (a, b, c, d))
     cuda.syncthreads()
     for column in range(8):
         out[lane, column] = memory[lane, column]
@@ -147,7 +148,7 @@ def cases() -> dict[str, Case]:
             found[f"product {dtype} {kind}"] = Case(
                 make_product(dtype, PANEL), covers, (a, b), (out,), 1, 128, PRODUCT_BYTES, maps=True
             )
-    words = rng.integers(0, 2**32, (32, 4)).astype(np.uint32)
+    words = rng.integers(0, 2**32, (32, 4)).astype(np.uint32).view(np.int32)
     blank = np.zeros((32, 8), np.uint16)
     found["stored"] = Case(stored, "stmatrix_x4_trans", (words,), (blank,), 1, 32)
     x, y = rng.standard_normal(32).astype(np.float32), np.full(32, np.nan, np.float32)

@@ -8,6 +8,11 @@ import io
 import os
 import signal
 import subprocess
+import time
+
+BUSY = "driver resource was unavailable"
+"""What ncu says while somebody else profiles on the machine."""
+TRIES, PAUSE_SECONDS = 5, 4
 
 
 def counted(
@@ -37,8 +42,22 @@ def counted(
     """
     ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     ncu += ["--metrics", ",".join(metrics), *options]
+    for _ in range(TRIES):
+        code, printed, errors = _run([*ncu, *command], timeout)
+        if code == 0 or BUSY not in printed:
+            break
+        time.sleep(PAUSE_SECONDS)
+    lines = printed.splitlines()
+    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
+    if code or not first:
+        raise RuntimeError(f"{printed[-2000:]}\n{errors[-2000:]}")
+    return list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
+
+
+def _run(command: list[str], timeout: float | None) -> tuple[int, str, str]:
+    """Exit code and what was printed; all that the command started is stopped when late."""
     run = subprocess.Popen(
-        [*ncu, *command],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -49,11 +68,7 @@ def counted(
     except subprocess.TimeoutExpired as late:
         os.killpg(run.pid, signal.SIGKILL)
         raise RuntimeError(f"no end after {timeout} s: {run.communicate()}") from late
-    lines = printed.splitlines()
-    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
-    if run.returncode or not first:
-        raise RuntimeError(f"{printed[-2000:]}\n{errors[-2000:]}")
-    return list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
+    return run.returncode, printed, errors
 
 
 def numbers(row: dict[str, str], metrics: list[str]) -> dict[str, int]:

@@ -52,7 +52,7 @@ def test_stored_matrices_are_transposed():
         low, high = matrices[i, lane // 4, lane % 4 * 2 :][:2].tolist()
         words[lane, i] = low | high << 16
     out = np.zeros((32, 8), np.uint16)
-    trace(program.stored)[1, 32](words, out)
+    trace(program.stored)[1, 32](words.view(np.int32), out)
     for lane in range(32):
         assert np.array_equal(out[31 - lane], matrices[lane // 8, :, lane % 8])
 

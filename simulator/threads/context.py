@@ -14,6 +14,7 @@ from typing import NamedTuple
 from .arrays import Array
 from .errors import Finding, KernelError, Place
 from .order import Groups, Sync
+from .passes import bulk_sectors
 from .runtime import Runtime
 from .thread import Thread
 
@@ -220,6 +221,22 @@ class Context:
             runtime.cut()
             runtime.flying = None
             runtime.thread.moment += 1
+
+    def moved(self, array: Array, operation: str, size: int, lines: list[tuple[int, int]]) -> None:
+        """Lines that a bulk copy moved, for the hardware's count of them (`passes.bulk_sectors`).
+
+        Parameters
+        ----------
+        array, operation, size
+            Accesses that the copy made, as they were logged; the lines are counted with them. What
+            comes from global memory is counted where it arrives, as zeros come from nowhere.
+        lines : list of (start, size)
+            First byte in global memory, and bytes.
+        """
+        runtime = self.runtime
+        if runtime.counting:
+            sectors = sum(bulk_sectors(*line) for line in lines)
+            runtime.moved[runtime.code(operation, size), array.memory] += sectors
 
     def groups(self, channel) -> Groups:
         """The groups of copies of a channel of the running thread."""

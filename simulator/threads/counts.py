@@ -31,7 +31,8 @@ class Count:
     partial : int
         Instructions in which not all lanes of the warp take part.
     counted_sectors : int
-        Sectors as a counter of the hardware has them (`passes.copy_sectors`); else `sectors`.
+        Sectors as a counter of the hardware has them (`passes.copy_sectors`, `passes.bulk_sectors`:
+        bulk loads have theirs at the shared memory that they come to); else `sectors`.
     """
 
     instructions: int = 0
@@ -61,6 +62,7 @@ BYPASS = ("cp.async", "bulk", "wgmma")
 """Traffic that reaches shared memory on ways of its own."""
 
 COLUMNS = tuple(field.name for field in fields(Count))
+COUNTED = COLUMNS.index("counted_sectors")
 
 
 class Counter:
@@ -142,14 +144,23 @@ class Counter:
             pair = divmod(key, len(self.memories))
             self.totals[pair] = self.totals.get(pair, 0) + total
 
-    def _copied(self, instructions: Instructions) -> np.ndarray:
-        """For the loads of asynchronous copies past L1, the sectors that are counted; else -1.
+    def add_moved(self, moved: dict) -> None:
+        """Sectors of bulk copies, by (code, memory) of accesses that were added."""
+        for (code, memory), count in moved.items():
+            number = int(self._first[self.memories.index(memory)])
+            self.totals[code, number][COUNTED] += count
+        moved.clear()
 
-        A copy is a load and a store at one position: the n-th of a warp belong together.
+    def _copied(self, instructions: Instructions) -> np.ndarray:
+        """For asynchronous copies past L1, the sectors that are counted for loads; else -1.
+
+        A copy is a load and a store at one position: the n-th of a warp belong together. Bulk
+        copies are counted apart (`add_moved`).
         """
         codes, addresses, warps = instructions
-        counted = np.full(len(codes), -1)
         sites, stores = self.log.sites, {}
+        bulk = np.array([bool(site and site.traffic == "bulk") for site in sites])
+        counted = np.where(bulk[codes], 0, -1)
         for code in np.unique(codes).tolist():
             site = sites[code]
             if site and site.traffic == "cp.async" and site.operation == STORE:

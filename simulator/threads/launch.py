@@ -215,6 +215,7 @@ class Launch:
                     sites = runtime.log.sites
                     self.phases.append(phase(number, words, segments, sites, self.arrays))
                 counter.add(group(words, members, segments, places), lanes)
+                counter.add_moved(runtime.moved)
                 if self.races:
                     self.races.check(words, segments, number, ended=not team.alive)
             places[:] = [thread.place for thread in members]

@@ -38,6 +38,24 @@ def copy_sectors(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return distinct(np.where(sources <= 0, -1, pairs))
 
 
+def bulk_sectors(start: int, size: int) -> int:
+    """Sectors that Nsight Compute counts for a line of a bulk copy (TMA).
+
+    Parameters
+    ----------
+    start, size : int
+        First byte in global memory, and bytes. A line that is stored ends where its tensor does; a
+        line that is loaded is a whole line of its box, zeros included, and starts at 0 where it
+        begins beside its tensor.
+
+    Notes
+    -----
+    As many as a line touches; lines share none. An H200 counts so in each case of
+    benchmarks/results/bulk_sectors.json.
+    """
+    return -(-(start % SECTOR_BYTES + size) // SECTOR_BYTES)
+
+
 def distinct(values: np.ndarray) -> np.ndarray:
     """Distinct non-negative values of each row."""
     ordered = np.sort(values, axis=1)

@@ -12,6 +12,7 @@ from .arrays import Memory
 from .counts import BYPASS, Count
 from .errors import Finding, Place
 from .log import Site
+from .passes import SECTOR_BYTES
 from .tiles import steps
 
 SHARED_INSTRUCTIONS = "smsp__inst_executed_op_shared_"
@@ -20,6 +21,11 @@ MATRIX_METRICS = {
     "stmatrix": ("smsp__inst_executed_op_shared_stsm.sum", "st"),
 }
 """Traffic of instructions that move matrices: their own counter, and the one they are not in."""
+BULK_METRICS = {
+    "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum": "shared",
+    "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum": "global",
+}
+"""Bytes of bulk copies, and the memory that they come to."""
 
 
 @dataclass
@@ -158,8 +164,9 @@ class Report:
 
         Notes
         -----
-        Sectors of ``cp.async`` follow `passes.copy_sectors`. Bulk copies and wgmma do not go
-        through the load/store unit and are in none of these. ``ldmatrix`` and ``stmatrix`` have
+        Sectors of ``cp.async`` follow `passes.copy_sectors`, bytes of bulk copies are those of the
+        sectors of `passes.bulk_sectors`. Bulk copies and wgmma do not go through the load/store
+        unit and are in none of its counters. ``ldmatrix`` and ``stmatrix`` have
         counters of their own for instructions, but their passes are with those of loads and
         stores. Loads that the compiler merges or drops still count here: instructions and passes
         of shared loads are those of the source.
@@ -191,6 +198,9 @@ class Report:
             count = self.count("shared", traffic=matrix).instructions
             found[f"{SHARED_INSTRUCTIONS}{plain}.sum"] -= count
             found[metric] = count
+        for metric, space in BULK_METRICS.items():
+            count = self.count(space, "store", traffic="bulk").counted_sectors
+            found[metric] = SECTOR_BYTES * count
         return found
 
     def as_dict(self) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,8 @@ class Runtime:
         What is known of the other blocks, where one is traced for many.
     findings : list of Finding
         Errors, if they are collected.
+    moved : Counter of (code, Memory)
+        Sectors of bulk copies since the last barrier (`context.Context.moved`).
     """
 
     def __init__(self, counting: bool, checking: bool, collect: bool, turns: int):
@@ -66,6 +69,7 @@ class Runtime:
         self._segment_start = 0
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
         self.hub: greenlet
+        self.moved: Tally = Tally()
         self._codes: dict[tuple, int] = {}
         self._places: dict[tuple, int] = {}
         self._last_place = 0

@@ -29,7 +29,7 @@ def _put(context, row, shared, at, words):
     shared.store_vector(at, row)
 
 
-@emulated_by(_rows, scope="warp", fetch=_fetch, put=_put, context=True)
+@emulated_by(_rows, "stmatrix", scope="warp", fetch=_fetch, put=_put, context=True)
 def stmatrix_x4_trans(typingctx, shared, at, words):
     """``stmatrix.m8n8.x4.trans.b16``: store four matrices of 16-bit elements, transposed; cc 9.0.
 

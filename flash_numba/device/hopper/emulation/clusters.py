@@ -1,7 +1,7 @@
 """Blocks of a cluster: their barrier, and each other's shared memory."""
 
 from .barriers import Barrier, arrive
-from .copies import chunks_of, deliver
+from .copies import deliver, lines_of
 
 
 def rank(context):
@@ -61,7 +61,7 @@ def load_multicast(context, to, source, c0, c1, c2, c3, bars, index, mask):
             "asynchronous copy",
             f"mask {mask:#x} must name blocks of a cluster of {context.cluster.size}",
         )
-    box = list(chunks_of(context, source, to, (c0, c1, c2, c3)))
+    box = list(lines_of(context, source, to, (c0, c1, c2, c3)))
     for number in range(context.cluster.size):
         if mask >> number & 1:
             there = context.peer(to, number), context.peer(bars, number)

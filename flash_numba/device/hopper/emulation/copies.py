@@ -1,7 +1,5 @@
 """The copy engine: boxes of a tensor to shared memory and back, swizzled."""
 
-import itertools
-
 import numpy as np
 
 from ..layouts import CHUNK_BYTES, ITEM_BYTES, ROWS_OF_ATOM, swizzle_of
@@ -15,8 +13,8 @@ def map_address(context, tensor_map):
     return tensor_map
 
 
-def chunks_of(context, tensor_map, shared, origin):
-    """For each 16-byte chunk of a box: place in shared memory, index in the tensor or None."""
+def lines_of(context, tensor_map, shared, origin):
+    """For each line of a box its 16-byte chunks: (place in shared memory, index or None)."""
     array, rows, columns = tensor_map
     line_bytes = columns * ITEM_BYTES
     per_chunk = CHUNK_BYTES // shared.itemsize
@@ -34,30 +32,40 @@ def chunks_of(context, tensor_map, shared, origin):
             f"{ROWS_OF_ATOM * line_bytes} bytes of shared memory, got {first}",
         )
     column, row, head, batch = (int(c) for c in origin)
-    for r, chunk in itertools.product(range(rows), range(columns // PER_CHUNK)):
-        place = r, (chunk ^ int(swizzle_of(r, line_bytes))) * per_chunk
-        index = batch, row + r, head, column + chunk * PER_CHUNK
-        inside = all(0 <= i < n for i, n in zip(index, array.shape, strict=True))
-        yield place, index if inside else None
+    for r in range(rows):
+        line = []
+        for chunk in range(columns // PER_CHUNK):
+            place = r, (chunk ^ int(swizzle_of(r, line_bytes))) * per_chunk
+            index = batch, row + r, head, column + chunk * PER_CHUNK
+            inside = all(0 <= i < n for i, n in zip(index, array.shape, strict=True))
+            line.append((place, index if inside else None))
+        yield line
 
 
 def load(context, to, source, c0, c1, c2, c3, bars, index):
     """The box arrives at once, but may be read only after the barrier's phase."""
-    deliver(context, source, chunks_of(context, source, to, (c0, c1, c2, c3)), to, bars, index)
+    deliver(context, source, lines_of(context, source, to, (c0, c1, c2, c3)), to, bars, index)
 
 
-def deliver(context, source, chunks, to, bars, index):
-    """Copy the chunks of a box into shared memory and tell the barrier of its bytes."""
+def deliver(context, source, lines, to, bars, index):
+    """Copy the lines of a box into shared memory and tell the barrier of its bytes.
+
+    A line comes whole, zeros for what lies beside the tensor included; Nsight counts it so.
+    """
     array, barrier = source[0], barrier_of_copy(context, bars, index)
     zeros = (0,) * (CHUNK_BYTES // to.itemsize)
-    size = 0
+    moved = []
     with context.copy(channel_of(bars, index), barrier.phase + 1):
-        for place, inside in chunks:
-            to.store_vector(
-                place, zeros if inside is None else array.load_vector(inside, PER_CHUNK)
-            )
-            size += CHUNK_BYTES
-    barrier.missing -= size
+        for line in lines:
+            for place, inside in line:
+                to.store_vector(
+                    place, zeros if inside is None else array.load_vector(inside, PER_CHUNK)
+                )
+            first = line[0][1]
+            start = 0 if first is None else array.address(array.place(first))
+            moved.append((start, CHUNK_BYTES * len(line)))
+        context.moved(to, "store", CHUNK_BYTES, moved)
+    barrier.missing -= sum(size for _, size in moved)
     barrier.advance(context.sync)
 
 
@@ -69,6 +77,8 @@ def bulk_load(context, to, source, at, count, bars, index):
         for first in range(0, int(count), per_chunk):
             place = (*row[:-1], row[-1] + first)
             to.store_vector((first,), source.load_vector(place, per_chunk))
+        line = source.address(source.place(row)), int(count) * source.itemsize
+        context.moved(to, "store", CHUNK_BYTES, [line])
     barrier.missing -= int(count) * source.itemsize
     barrier.advance(context.sync)
 
@@ -85,13 +95,19 @@ def store(context, source, c0, c1, c2, c3, tensor):
             "a bulk store may hang over the end of its tensor, but must not begin before it: "
             f"coordinates {tuple(map(int, (c0, c1, c2, c3)))}",
         )
-    array = tensor[0]
+    array, moved = tensor[0], []
     with context.grouped_copy(_channel(context), must_finish=True):
-        for place, inside in chunks_of(context, tensor, source, (c0, c1, c2, c3)):
-            values = source.load_vector(place, CHUNK_BYTES // source.itemsize)
-            if inside is not None:
-                stored = np.array(values, source.dtype).view(array.dtype)
-                array.store_vector(inside, stored.tolist())
+        for line in lines_of(context, tensor, source, (c0, c1, c2, c3)):
+            for place, inside in line:
+                values = source.load_vector(place, CHUNK_BYTES // source.itemsize)
+                if inside is not None:
+                    stored = np.array(values, source.dtype).view(array.dtype)
+                    array.store_vector(inside, stored.tolist())
+            inside = [index for _, index in line if index is not None]
+            if inside:
+                start = array.address(array.place(inside[0]))
+                moved.append((start, CHUNK_BYTES * len(inside)))
+        context.moved(array, "store", CHUNK_BYTES, moved)
 
 
 def commit(context):
