@@ -4,9 +4,9 @@
 
 A process for each tool, rung and part of the features runs `exercise`: tails, causal and window,
 key lengths, a block list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a
-learned tensor, packed sequences. All find their kernels compiled, by a first process without a tool
-for each rung and part. The JSON has the errors that each tool reported; the exit status is 1 if
-there was any.
+learned tensor, packed sequences, the backward pass that adds in any order. All find their kernels
+compiled, by a first process without a tool for each rung and part. The JSON has the errors that
+each tool reported; the exit status is 1 if there was any.
 
 initcheck does not see the copy engine write, and reports every later read of what it wrote: the
 rows "bulk" and "plain", of `stored_tile.py`, show it of one tile. So under initcheck the arrays
@@ -46,8 +46,10 @@ TYPES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
 PARTS = [
     (rung.name, part)
     for rung in RUNGS
-    for part in ("changes", "masks", "packed")
-    if rung.modules and (part != "packed" or "packed sequences" not in rung.kernels_lack)
+    for part in ("changes", "masks", "packed", "fast")
+    if rung.modules
+    and (part != "packed" or "packed sequences" not in rung.kernels_lack)
+    and (part != "fast" or rung.fast_backward)
 ]
 
 BULK = {"hopper": ("o", "dk", "dv")}
@@ -115,10 +117,12 @@ def padded(rung: str, part: str, n: int, m: int):
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
     learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
+    of_masks = {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks}
     options: dict[str, Any] = {
         "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
         | {"score_mod": learned, "bias": normal(2, 1, m)},
-        "masks": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
+        "masks": of_masks,
+        "fast": of_masks | {"deterministic": False},
     }[part] | {"kernel": rung}
     needs = ("q", "k", "v", *(("bias", "score_mod") if part == "changes" else ()))
     dtype = TYPES[rung][part == "masks"]
@@ -186,6 +190,7 @@ def main() -> None:
     parser.add_argument("--exercise", nargs=2, metavar=("RUNG", "PART"))
     parser.add_argument("--scale", type=int, default=2)
     parser.add_argument("--fill", nargs="*", default=[], metavar="OUTPUT")
+    parser.add_argument("--compile", action="store_true", help="and run no tool")
     options = parser.parse_args()
     if options.exercise:
         rung, part = options.exercise
@@ -194,15 +199,17 @@ def main() -> None:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: sanitized(None, *one), PARTS))
+        if options.compile:
+            return
         rows = []
         runs = [*CONTROLS, *((tool, *part) for tool, part in product(TOOLS, PARTS))]
         for row in pool.map(lambda one: sanitized(*one), runs):
             rows.append(row)
             print(row, flush=True)
-    if options.output:
-        from common import write  # imports torch, which nothing else here needs
+            if options.output:
+                from common import write  # imports torch, which nothing else here needs
 
-        write(options.output, rows)
+                write(options.output, rows)
     sys.exit(not all(map(as_expected, rows)))
 
 
