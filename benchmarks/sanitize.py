@@ -191,13 +191,14 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=2)
     parser.add_argument("--fill", nargs="*", default=[], metavar="OUTPUT")
     parser.add_argument("--compile", action="store_true", help="and run no tool")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     if options.exercise:
         rung, part = options.exercise
         fill(options.fill)
         exercise(rung, part, options.scale)
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda one: sanitized(None, *one), PARTS))
         if options.compile:
             return
