@@ -144,7 +144,7 @@ for size in (4, 8, 16):
 #
 # Now a whole kernel, flash2's own source. **Predict.** The simulator of notebook 5, its closed form
 # and a run thread by thread count bytes of Q, K and V: do three programs that share no code agree?
-# And does the last one know how many sectors of 32 bytes Nsight Compute counts?
+# And does the last one know how many sectors Nsight Compute counts?
 
 # %%
 sys.path.insert(0, "../benchmarks")
