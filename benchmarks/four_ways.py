@@ -73,7 +73,7 @@ ROWS = [
     Row("flash1-backward-short", "flash1", 64, 64),
     Row("flash2-forward-full", "flash2", 128, 64),
     Row("flash2-backward-short", "flash2", 64, 128),
-    Row("tensor_core-forward-full", "flash2", 256, 64),
+    Row("tensor_core-forward-full", "flash2", 128, 128),
     Row("tensor_core-backward-even", "flash2", 128, 128, written_at_once=True),
     Row("tensor_core-backward-two-kernels", "flash2_two_kernel", 128, 128),
     Row("hopper-forward-short", "flash2", 64, 128),

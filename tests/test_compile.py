@@ -67,7 +67,7 @@ def test_table_covers_the_listed_builds():
 
 @pytest.mark.parametrize("key", sorted(ROWS, key=str), ids=str)
 def test_table_of_the_fast_tiles(key):
-    """flash2's backward never spills; on the GPUs of most shared memory nothing plain does."""
+    """flash2's backward never spills; on the GPUs of most shared memory nothing plain does much."""
     row = ROWS[key]
     static = 0 if key[0] == "tensor_core" and key[1] != "backward" else 16
     assert row["shared_bytes"] + static <= 1024 * DATA_SHEET_KB[key[5][:2]]
@@ -75,9 +75,10 @@ def test_table_of_the_fast_tiles(key):
     plain = key[5][:2] == (9, 0) and key[3] <= 128 and key[4] == "full"
     if plain or key[:2] == ("flash2", "backward"):
         # dK and dV side by side take every register: a dozen loads a tile cost less than another
-        # tile.
+        # tile. O and S of 32 rows a warp take all but one.
+        allowed = 8 if key[:2] == ("tensor_core", "forward") else 0
         full = key[1] == "backward dKdV" or (key[1] == "backward" and key[3] == 128)
-        allowed = 48 if key[0] == "tensor_core" and full else 0
+        allowed = 48 if key[0] == "tensor_core" and full else allowed
         assert row["spill_bytes"] <= allowed
         assert row["stack_bytes"] <= allowed
 

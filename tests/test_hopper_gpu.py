@@ -117,12 +117,12 @@ def test_the_same_bits_every_time():
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("d", "causal"), [(64, False), (128, True), (128, False)])
 def test_as_accurate_as_flash_attention_2(d, causal, dtype):
-    """RMS error at most 1.05 times that of torch's flash backend."""
+    """RMS error at most 1.05 times that of torch's flash backend, where it splits no keys."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     squares = np.zeros(2)
     for seed in range(10):
-        problem, q, k, v, _ = make((1, 2, 2, 1000, 1000, d, d, dtype, {"causal": causal}), seed)
+        problem, q, k, v, _ = make((1, 16, 16, 1000, 1000, d, d, dtype, {"causal": causal}), seed)
         want = attention(problem, q, k, v).out
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             q_t, k_t, v_t = (x.transpose(1, 2) for x in (q, k, v))

@@ -96,12 +96,16 @@ def test_growing_scores():
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("d", "causal"), [(64, False), (128, True), (128, False)])
 def test_as_accurate_as_flash_attention_2(d, causal, dtype):
-    """RMS error at most 1.05 times that of torch's flash backend, the largest at most 1.5 times."""
+    """RMS error at most 1.05 times that of torch's flash backend, the largest at most 1.5 times.
+
+    So many heads that it does not split the keys: parts that are added in fp32 have maxima of their
+    own, which makes more weights powers of two.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     squares, largest = np.zeros(2), np.zeros(2)
     for seed in range(20):
-        problem, q, k, v, _ = make((1, 2, 2, 1000, 1000, d, d, dtype, {"causal": causal}), seed)
+        problem, q, k, v, _ = make((1, 16, 16, 1000, 1000, d, d, dtype, {"causal": causal}), seed)
         want = attention(problem, q, k, v).out
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             q_t, k_t, v_t = (x.transpose(1, 2) for x in (q, k, v))

@@ -213,13 +213,6 @@ def test_kernels(name):
     hold(problem, kernels(problem, packed, **arrays)[0], arrays)
 
 
-def test_groups_of_warps_in_turns():
-    problem, packed = packed_problem(**CASES["used"])
-    arrays = packed_arrays(problem)
-    found, _ = kernels(problem, packed, **arrays, sizes=(1, 4, 16), in_turns=True)
-    hold(problem, found, arrays)
-
-
 def test_alibi_of_each_sequence():
     plain, packed = packed_problem(**SIZES, **LENGTHS)
     change = masks.alibi(SLOPES, plain.shift)

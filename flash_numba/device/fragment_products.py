@@ -120,8 +120,6 @@ def make_multiply_transposed(
     pitch_b: int,
     kept: bool,
     ampere: bool,
-    first_step: int = 0,
-    last_step: int | None = None,
     clears: bool = True,
     meanwhile=None,
 ):
@@ -140,8 +138,6 @@ def make_multiply_transposed(
         (`rA` of shape (1, row_blocks, 4)).
     ampere : bool
         See `make_mma`.
-    first_step, last_step : int
-        Only these steps of 16 columns.
     clears : bool
         C is 0 before; else the product is added to it.
     meanwhile : room, optional
@@ -154,7 +150,6 @@ def make_multiply_transposed(
     `b_at` is `lane_of_columns`.
     """
     accumulate, _ = make_mma(dtype, ampere)
-    stop = depth // 16 if last_step is None else last_step
 
     works, busy = meanwhile is not None, meanwhile or nothing
 
@@ -170,7 +165,7 @@ def make_multiply_transposed(
     def multiply_transposed(rC, rA, shared, a_at, b_at, args=None):
         if clears:
             clear(rC)
-        for k in range(first_step, stop):
+        for k in range(depth // 16):
             unroll_full()
             along, block = k * 16 % 64, k * 16 // 64 * 64
             slot = k if kept else 0

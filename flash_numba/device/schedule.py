@@ -12,6 +12,23 @@ from .numba_cuda import cuda, room, types
 
 
 @cache
+def make_agreed(told: bool):
+    """Room ``agreed(number)``: a uint32 that all threads of a warp have alike.
+
+    If `told`, lane 0 tells it to the others: the number stays the same, but now the compiler knows
+    that a warp agrees on it and on what follows from it, and one register for all can hold that.
+    """
+
+    @room
+    def agreed(number):
+        if told:
+            return types.uint32(cuda.shfl_sync(0xFFFFFFFF, number, 0))
+        return types.uint32(number)
+
+    return agreed
+
+
+@cache
 def make_key_tiles_room(key_range, exact: bool):
     """`tiling.make_key_tiles` compiled for kernels."""
     return room(make_key_tiles(device_function(key_range), exact))

@@ -28,17 +28,14 @@ from ..device.fragment_softmax import make_fragment_softmax
 from ..device.fragments import make_empty_rows, make_mask_range
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.schedule import (
+    make_agreed,
     make_key_tiles_room,
     make_sees_tile,
     make_tile_list,
     make_work_of,
     narrowed,
 )
-from ..device.scores import (
-    make_change_scores,
-    make_mask_scores,
-    make_scale_scores,
-)
+from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_full, unroll_none
 from ..launch import compute_capability, launch, shared_limit
@@ -49,7 +46,6 @@ from .arguments import extra_arguments
 from .backward_call import parts_of
 from .packed_tiles import as_batches, list_tiles
 from .spec import Spec
-from .tensor_core_in_turns import make_forward_in_turns
 from .tensor_core_tiles import TensorTiles, allows_chunks, forward_tiles, is_scale_folded
 
 LOG2_E = math.log2(math.e)
@@ -81,8 +77,6 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     -----
     Reads each Q tile once, and each visited K and V tile once a query tile; writes O and LSE once.
     """
-    if tiles.in_turns:
-        return make_forward_in_turns(spec, tiles, folded)
     threads, tile_m, tile_n = tiles.threads, tiles.tile_m, tiles.tile_n
     depth, depth_v, pitch, pitch_v = tiles.depth, tiles.depth_v, tiles.pitch, tiles.pitch_v
     blocks, warp_m = tiles.row_blocks, 16 * tiles.row_blocks
@@ -92,6 +86,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 
+    agreed = make_agreed(tiles.uniform)
     work_of = make_work_of(spec.packed, spec.has_lengths, spec.key_range is None)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
@@ -123,7 +118,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     ):
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
-        warp, lane = tid // 32, tid % 32
+        warp, lane = agreed(tid // 32), tid % 32
         num_heads = types.int32(Q.shape[2])
         work = work_of(num_heads, Q, K, tile_m, lengths)
         batch, head, m_block, _, begin_q, seqlen_q, begin_k, seqlen_k, _ = work

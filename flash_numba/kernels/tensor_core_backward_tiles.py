@@ -19,7 +19,7 @@ class QueryGradientTiles(NamedTuple):
 
     threads, tile_m = TensorTiles.threads, TensorTiles.tile_m
     pitch, pitch_v = TensorTiles.pitch, TensorTiles.pitch_v
-    shared_bytes, stages = TensorTiles.shared_bytes, 2
+    shared_bytes = TensorTiles.shared_bytes
 
     @property
     def layout(self) -> tuple[int, int, int, int, int]:

@@ -20,7 +20,7 @@ from ..device.fragment_products import lane_of_columns, lane_of_rows, make_multi
 from ..device.gradients import make_clear, take_ticket
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.query_sums import make_query_sums, make_write_rounded
-from ..device.schedule import make_keys_of, make_query_walk
+from ..device.schedule import make_agreed, make_keys_of, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
 from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_next_visit, work_of
 from ..device.unroll import unroll_none
@@ -79,7 +79,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     # Warps that wait, each on a scheduler of its own.
     at_once, releases, acquires = tiles.heads_at_once, 32 % threads, 64 % threads
 
-    keys_of = make_keys_of(spec.has_lengths)
+    agreed, keys_of = make_agreed(tiles.uniform), make_keys_of(spec.has_lengths)
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, *_ = make_query_walk(*walk)
     next_visit = make_next_visit(*walk)
@@ -113,10 +113,10 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     ):  # fmt: skip
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
-        warp, lane = tid // 32, tid % 32
+        warp, lane = agreed(tid // 32), tid % 32
         seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
         kv_heads, key_blocks = types.int32(K.shape[2]), (K.shape[1] + tile_n - 1) // tile_n
-        ticket = types.int32(take_ticket(Ticket, tid))
+        ticket = types.int32(agreed(take_ticket(Ticket, tid)))
         n_block, batch, kv_head = work_of(ticket, key_blocks, Q.shape[0], kv_heads, at_once)
         seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         group = num_heads // kv_heads

@@ -29,6 +29,8 @@ class GradientTiles(NamedTuple):
     heads_at_once : int
         Heads whose key tiles are worked on together: the more, the less a block waits for its turn
         to add to dQ, and the less of Q and dO is found in L2.
+    uniform : bool
+        As in `TensorTiles`; on the block's work too.
     """
 
     depth: int
@@ -40,6 +42,7 @@ class GradientTiles(NamedTuple):
     blocks_per_sm: int = 1
     stages: int = 2
     heads_at_once: int = 32
+    uniform: bool = False
 
     threads, pitch, pitch_v = TensorTiles.threads, TensorTiles.pitch, TensorTiles.pitch_v
 
@@ -98,12 +101,13 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     widest = max(spec.head_dim, spec.head_dim_v)
     if cc < (8, 0) or is_busy(spec):
         return None
-    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages: by estimate, not compared on a GPU.
+    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once, uniform. The largest
+    # tiles that fit: each costs barriers, a look at the mask and a turn.
     choices: list = [(1, 8, 2, 64, 1, 2)]
     if widest <= 64:
         choices = [(2, 8, 2, 128, 1, 2), (2, 8, 2, 64, 1, 2)]
     elif widest <= 128:
-        choices = [(2, 8, 2, 64, 1, 3), (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
+        choices = [(2, 8, 2, 64, 1, 3, 32, True), (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
     for choice in choices:
         depths: Any = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
         tiles = GradientTiles(*depths, *choice)

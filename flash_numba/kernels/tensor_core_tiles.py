@@ -27,8 +27,8 @@ class TensorTiles(NamedTuple):
         A warp keeps its rows of Q; else it reads them again for every tile.
     ampere : bool
         The GPU has cc 8.0: asynchronous copies, and products 16 deep. Else products are 8 deep.
-    in_turns : bool
-        Two halves of the block's warps take turns on the tensor cores (`tensor_core_in_turns`).
+    uniform : bool
+        The compiler is told that a warp's threads agree on its number (`schedule.make_agreed`).
     """
 
     depth: int
@@ -39,7 +39,7 @@ class TensorTiles(NamedTuple):
     blocks_per_sm: int = 2
     q_in_registers: bool = False
     ampere: bool = True
-    in_turns: bool = False
+    uniform: bool = False
 
     @property
     def threads(self) -> int:
@@ -62,26 +62,22 @@ class TensorTiles(NamedTuple):
         return pitch_of(self.depth_v)
 
     @property
-    def stages(self) -> int:
-        """Places for tiles of K, and of V: as many are worked on as arrive."""
-        return 4 if self.in_turns else 2
-
-    @property
     def layout(self) -> tuple[int, int, int, int, int]:
         """Elements: pitch of Q (and O), where K and V begin, from one stage of K and V to the next.
 
-        Q begins at 0; O takes its place in the end.
+        Q begins at 0; O takes its place in the end. There are two stages: one is worked on while
+        the other arrives.
         """
         pitch_q = max(self.pitch, self.pitch_v)
         k_at = self.tile_m * pitch_q
         stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
-        return pitch_q, k_at, k_at + self.stages * stage_k, stage_k, stage_v
+        return pitch_q, k_at, k_at + 2 * stage_k, stage_k, stage_v
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         _, _, v_at, _, stage_v = self.layout
-        return 2 * (v_at + self.stages * stage_v)
+        return 2 * (v_at + 2 * stage_v)
 
 
 def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorTiles:
@@ -94,18 +90,17 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     """
     depths = padded_depths(spec)
     widest = max(depths)
-    # row_blocks, warps, tile_n, blocks_per_sm, q_in_registers: measured on an H200, fastest first.
+    # row_blocks, warps, tile_n, blocks_per_sm, q_in_registers, ampere, uniform. Up to head_dim 128,
+    # 128 rows, 32 a warp, are the fastest of benchmarks/tile_sizes.py; where registers are left,
+    # twice the keys a tile mean half the votes and barriers.
     choices: list = [(1, 8, 32, 1), (1, 4, 32, 1), (1, 4, 16, 1)]
     if is_busy(spec) or widest > 128:
         choices.insert(0, (1, 8, 64, 1, widest <= 192 and not is_busy(spec)))
     else:
         choices = [(2, 4, 64, 2), (2, 8, 64, 1), (1, 8, 64, 1), *choices]
-    if widest <= 64 and not is_busy(spec):
-        choices.insert(0, (2, 4, 128, 2))
+    if widest <= 64 and not is_busy(spec) and not spec.packed:
+        choices.insert(0, (2, 4, 128, 2, False, True, True))
     tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
-    # In turns was not yet timed beside the tiles below at one rescale threshold.
-    if widest <= 64 and not is_busy(spec) and cc >= (8, 0):
-        tiles.insert(0, TensorTiles(*depths, 2, 8, 64, 1, in_turns=True))
     return first_that_fits(spec, tiles, shared_bytes)
 
 
