@@ -25,7 +25,17 @@ from simulator.run import simulate
 
 
 def backward(
-    problem, q, k, v, dout, truth, ordered=True, turned=False, count=False, **options: Any
+    problem,
+    q,
+    k,
+    v,
+    dout,
+    truth,
+    ordered=True,
+    turned=False,
+    count=False,
+    resident=2,
+    **options: Any,
 ):
     """dQ, dK and dV from the exact O and lse, rounded."""
     depths = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
@@ -47,22 +57,21 @@ def backward(
     gradients = {name: blank(x.shape, q.dtype) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     dq = stored(gradients["dq"])
     kernel = make_prepare(problem.dtype, problem.head_dim_v, tiles, True, False, ordered)
-    launch(kernel, blocks, THREADS, 0, (stored(out), stored(dout), lse, (), rows, sums, (dq,)))
+    turns = np.full((problem.batch, problem.num_heads, m_blocks), -7, np.int32)
+    ticket = np.full(1, -7, np.int32)
+    given = stored(out), stored(dout), lse, (), rows, sums, (dq,), turns, ticket
+    launch(kernel, blocks, THREADS, 0, given)
 
-    turns = np.zeros((problem.batch, problem.num_heads, m_blocks), np.int32)
-    ticket = np.zeros(1, np.int32)
     boxes = (q, tiles.tile_m), (dout, tiles.tile_m), (k, 64), (v, 64)
     boxes += (gradients["dk"], 64), (gradients["dv"], 64)
     maps = [TensorMap(stored(x), count, 64) for x, count in boxes]
     scale_first, scale, factor = hopper.factors(problem)
-    sizes = problem.batch, problem.num_heads, problem.num_kv_heads, problem.group
-    sizes += problem.seqlen_q, problem.seqlen_k, 2
+    sizes = hopper_backward.sizes_of(problem, tiles, 2)
     spec = hopper_backward.backward_spec(problem)
     kernel = hopper_backward.make_backward(spec, tiles, scale_first, ordered=ordered)
-    key_blocks = tiling.ceil_div(problem.seqlen_k, 128) * problem.batch * problem.num_kv_heads
     numbers = np.float32(scale), np.float32(factor)
     given = *maps, rows, sums, dq, turns, ticket, sizes, *numbers, *extra(problem)
-    launch(kernel, key_blocks, tiles.threads, tiles.shared_bytes, given)
+    launch(kernel, resident, tiles.threads, tiles.shared_bytes, given)
     if not ordered:
         launch(make_round(problem.dtype, tiles), blocks, THREADS, 0, (sums, dq, np.float32(scale)))
     return gradients, [report for report in reports if report]

@@ -239,8 +239,7 @@ class _Call:
         if self.stored is None:
             return TorchPass(plan(), like)
         where = repr((*_model(device), self.stored, more))
-        with torch.cuda.device(device):
-            found = plan_store.load(where, device)
+        found = plan_store.load(where, device)
         if found is None:
             found = plan()
             plan_store.save(where, found)

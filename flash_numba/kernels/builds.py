@@ -159,6 +159,10 @@ def _tensor_core_candidates() -> Iterator[Build]:
                 yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
 
 
+HOPPER = "forward", "backward", "backward fast"
+"""Kernels of the Hopper rung; the last adds to dQ as it comes."""
+
+
 def _hopper_builds() -> Iterator[Build]:
     """Every depth of a tile, both element types where they are timed, and the least regular."""
     for head_dim in (64, 96, 128, 192, 256):
@@ -169,20 +173,21 @@ def _hopper_builds() -> Iterator[Build]:
             for direction in ("forward", "backward"):
                 yield Build("hopper", direction, "bf16", head_dim, kind, (9, 0, "a"))
         for kind in ("full", "causal"):
-            yield Build("hopper", "backward", "fp16", head_dim, kind, (9, 0, "a"))
+            for direction in HOPPER[1:]:
+                yield Build("hopper", direction, "fp16", head_dim, kind, (9, 0, "a"))
 
 
 def all_builds() -> Iterator[Build]:
     """Every kernel of every rung: each element type, kind of problem and architecture it is for."""
     for rung in RUNGS:
-        own = {"standard": STANDARD, "tensor_core": TENSOR_CORE}
+        own = {"standard": STANDARD, "tensor_core": TENSOR_CORE, "hopper": HOPPER}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
         kinds = [*PROBLEMS, *([] if "packed sequences" in rung.kernels_lack else [PACKED])]
         axes: Any = kernels, rung.dtypes, depths, kinds, ARCHITECTURES
         for axis in itertools.product(*axes) if rung.name in _PREPARE else ():
             build = Build(rung.name, *axis)
-            borrows = build.direction == "backward" and rung.borrows_backward
+            borrows = build.direction != "forward" and rung.borrows_backward
             if borrows and build.head_dim > borrows[1]:
                 continue
             cc, needed = build.cc, rung.needed_capability(build.dtype)
@@ -270,7 +275,7 @@ def _tensor_core(problem: Problem, build: Build):
 
 
 def _hopper(problem: Problem, build: Build):
-    if build.direction == "backward":
+    if build.direction != "forward":
         return _hopper_backward(problem, build)
     tiles, (scale_first, scale, factor) = hopper_tiles(problem), hopper.factors(problem)
     kernel = hopper.make_forward(hopper.forward_spec(problem), tiles, scale_first)
@@ -282,13 +287,12 @@ def _hopper(problem: Problem, build: Build):
 def _hopper_backward(problem: Problem, build: Build):
     tiles = hopper_backward_tiles(replace(problem, seqlen_q=1 << 14))
     scale_first, scale, factor = hopper.factors(problem)
-    kernel = hopper_backward.make_backward(
-        hopper_backward.backward_spec(problem), tiles, scale_first
-    )
+    spec, ordered = hopper_backward.backward_spec(problem), build.direction == "backward"
+    kernel = hopper_backward.make_backward(spec, tiles, scale_first, ordered=ordered)
     tensor_map, two = TensorMap(_array(build.dtype, 4), 64, tiles.panel), _array("fp32", 2)
     turns = _array("int32", 3), _array("int32", 1)
     arguments = (*[tensor_map] * 6, two, two, _array(build.dtype, 4), *turns)
-    arguments += ((1,) * 7, scale, factor)
+    arguments += ((1,) * 10, scale, factor)
     return kernel, (tiles.tile_m, tiles.tile_n), tiles.shared_bytes, arguments, _EXTRA
 
 

@@ -1,8 +1,9 @@
 """Hopper backward: one kernel for dQ, dK and dV; a producer, two consumers, and a keeper of turns.
 
-A block owns 128 keys. K and V stay in shared memory and dK and dV in the registers of two
-*consumers*, warpgroups with 64 keys each, while the queries come by: one thread, the *producer*,
-keeps the copy engine busy with Q and dO. Scores are computed the other way round, S^T = K Q^T, so
+A block takes one tile of 128 keys after another. K and V stay in shared memory and dK and dV in the
+registers of two *consumers*, warpgroups with 64 keys each, while the queries come by: one thread,
+the *producer*, keeps the copy engine busy with Q and dO, and with what the next key tile needs.
+Scores are computed the other way round, S^T = K Q^T, so
 that P^T and dS^T are left operands of dV += P^T dO and dK += dS^T Q where they stand; only dS goes
 through shared memory, for dQ^T = K^T dS. dQ is added up in float32 in global memory, in turn.
 
@@ -22,8 +23,7 @@ from ..device.hopper.tma import map_address
 from ..device.hopper.warpgroups import make_set_registers
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.ptx import shared_tile
-from ..device.schedule import make_keys_of
-from ..launch import fill_zero, launch, multiprocessors
+from ..launch import launch, multiprocessors
 from ..problem import Problem
 from ..scores import check_differentiable
 from ..tiling import ceil_div
@@ -33,25 +33,23 @@ from .backward_call import asked_for, parts_of
 from .hopper import factors
 from .hopper_backward_consumer import make_consume
 from .hopper_backward_producer import (
-    BATCH,
-    KV_HEAD,
-    N_BLOCK,
-    SEQLEN_K,
+    BLOCK_NUMBERS,
+    BLOCKS,
+    KEY_TILES_OF_ALL,
     STEP_NUMBERS,
     make_produce,
 )
 from .hopper_backward_rows import THREADS, make_prepare, make_round
 from .hopper_backward_tiles import HopperBackwardTiles, fits, hopper_backward_tiles
-from .hopper_backward_turns import make_keep_turns, take_ticket
-from .hopper_tiles import ALIGNMENT, REGISTERS
+from .hopper_backward_turns import make_keep_turns
+from .hopper_tiles import ALIGNMENT
 from .spec import Spec, padded
 from .tensor_core_tiles import allows_chunks
 
 ALL = True, True, True
 """dQ, dK and dV are wanted."""
-KEY_TILES_AT_ONCE = 8
-"""Key tiles of one head that should be worked on at a time: they share Q and dO in L2, and none
-waits long for its turn."""
+KEY_TILES_AT_ONCE = 16
+"""Key tiles of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
 
 
 @cache
@@ -71,8 +69,8 @@ def make_backward(
     wants : tuple of bool
         Whether dQ, dK and dV are computed; what belongs to the others is not touched.
     ordered : bool
-        Key tiles add to dQ in ascending order, so that it has the same bits each time, and the
-        last one rounds it; else they add as they come, and another kernel rounds.
+        Key tiles add to dQ in descending order, so that it has the same bits each time, and the
+        last one to add rounds it; else they add as they come, and another kernel rounds.
 
     Returns
     -------
@@ -82,57 +80,43 @@ def make_backward(
         `TensorMap` of (batch, seqlen, heads, columns) tensors, boxes of tile_m queries and of 64
         keys; `Rows` and `Sums` as `hopper_backward_rows.make_prepare` leaves them; dQ (batch,
         seqlen_q, num_heads, head_dim) is written if `ordered`; `Turns` (batch, num_heads, query
-        tiles) and `Ticket` (1,) int32, zero; `sizes` is (batch, query heads, kv
-        heads, query heads a kv head, seqlen_q, seqlen_k, kv heads at a time).
+        tiles) and `Ticket` (1,) int32, zero; `sizes` as `sizes_of` says.
 
     Notes
     -----
     Reads each K and V tile once, each visiting Q and dO tile once a key tile; reads and writes
     dQ once a key tile, in float32; writes dK and dV once.
     """
-    stages, tile_n, threads = tiles.stages, tiles.tile_n, tiles.threads
-    few, many = REGISTERS[2]
+    stages, threads = tiles.stages, tiles.threads
+    few, many = tiles.registers
     give_registers, take_registers = make_set_registers(few, False), make_set_registers(many, True)
     produce, keep_turns = make_produce(spec, tiles, ordered), make_keep_turns(tiles)
     consume = make_consume(spec, tiles, scale_first, wants, ordered)
-    keys_of = make_keys_of(spec.has_lengths)
     v_at, q_at, do_at, ds_at, rows_at = tiles.offsets
     k_shape, v_shape = (2, *tiles.k_tile.shape), (2, *tiles.v_tile.shape)
     q_shape, do_shape = (stages, *tiles.q_tile.shape), (stages, *tiles.do_tile.shape)
     ds_shape, rows_shape = (2, *tiles.ds_tile.shape), (stages, 2 * tiles.tile_m)
     numbers_shape, t_shape = (
         (stages, 2, tiles.tile_m // 8, 4, 2),
-        (2, 2, tiles.tile_m // 16, 16, 64),
+        (2, 2, tiles.ds_tile.rows // 16, 16, 64),
     )
-    wk_shape, wv_shape = ((*shape[:3], 32) for shape in (k_shape, v_shape))
+    out_shape, blocks_shape = (2, 2, tiles.ds_tile.rows, 32), (BLOCKS, BLOCK_NUMBERS)
     first_done = tiles.barriers["q done"]
-    here_bars, all_bars, step_shape = first_done, first_done + 2 * stages, (stages, STEP_NUMBERS)
-    readers = 3 if ordered else 2
+    here_bars, keys_done = first_done, tiles.barriers["keys done"]
+    all_bars, step_shape = keys_done + 1, (2 * stages, STEP_NUMBERS)
+    readers = 3 if ordered else 2  # of the steps' numbers; the third keeps the turns
 
     @kernel(threads, 1)
     def hopper_backward(
         q_map, do_map, k_map, v_map, dk_map, dv_map, Rows, Sums, dQ, Turns, Ticket, sizes, scale,
         factor, mask_aux, range_aux, score_aux, lengths, listed, dropout,
     ):  # fmt: skip
-        # Schedule: kv heads side by side, key tiles in ascending order
-        batches, heads, kv_heads, group, seqlen_q, keys, at_once = sizes
         tid = types.int32(cuda.threadIdx.x)
-        sBlock = cuda.shared.array(4, types.int32)
-        if tid == 0:
-            work = types.uint32(take_ticket(Ticket) if ordered else cuda.blockIdx.x)
-            tiles_of_head = types.uint32((keys + tile_n - 1) // tile_n)
-            together = types.uint32(at_once) * tiles_of_head
-            first_head = types.uint32(work // together * types.uint32(at_once))
-            many_heads = types.uint32(min(at_once, batches * kv_heads - first_head))
-            rest = types.uint32(work % together)
-            batch_head = types.uint32(first_head + rest % many_heads)
-            batch = types.int32(batch_head // types.uint32(kv_heads))
-            sBlock[BATCH], sBlock[KV_HEAD] = batch, batch_head % types.uint32(kv_heads)
-            sBlock[N_BLOCK], sBlock[SEQLEN_K] = rest // many_heads, keys_of(batch, keys, lengths)
 
         # Prologue
         bars = cuda.shared.array(all_bars, types.uint64)
         sSteps = cuda.shared.array(step_shape, types.int32)
+        sBlocks = cuda.shared.array(blocks_shape, types.int32)
         memory = cuda.shared.array(0, types.uint16, alignment=ALIGNMENT)
         words = cuda.shared.array(0, types.uint32, alignment=ALIGNMENT)
         numbers = cuda.shared.array(0, types.float32, alignment=ALIGNMENT)
@@ -141,13 +125,14 @@ def make_backward(
         sdS, tS = shared_tile(memory, ds_at, ds_shape), shared_tile(memory, ds_at, t_shape)
         sRows = shared_tile(numbers, rows_at // 2, rows_shape)
         sNumbers = shared_tile(numbers, rows_at // 2, numbers_shape)
-        wK, wV = shared_tile(words, 0, wk_shape), shared_tile(words, v_at // 2, wv_shape)
+        sOut = shared_tile(words, ds_at // 2, out_shape)
         if tid == 0:
             for bar in range(here_bars):
                 barrier_init(bars, bar, 1)
             for stage in range(stages):
                 barrier_init(bars, first_done + stage, readers)
                 barrier_init(bars, first_done + stages + stage, 2)
+            barrier_init(bars, keys_done, 2)
             fence_barrier_init()
         cuda.syncthreads()
 
@@ -157,17 +142,16 @@ def make_backward(
             give_registers()
             if tid == 0:
                 produce(
-                    sQ, sdO, sK, sV, sRows, sSteps, sBlock, bars, map_address(q_map),
-                    map_address(do_map), map_address(k_map), map_address(v_map), Rows,
-                    types.int32(group), types.int32(heads), types.int32(seqlen_q),
-                    range_aux, listed,
+                    sQ, sdO, sK, sV, sRows, sSteps, sBlocks, bars, map_address(q_map),
+                    map_address(do_map), map_address(k_map), map_address(v_map), Rows, Ticket,
+                    sizes, range_aux, lengths, listed,
                 )  # fmt: skip
             if ordered and tid // 32 == 1:
-                keep_turns(sSteps, sBlock, bars, Turns, tid & 31)
+                keep_turns(sSteps, sBlocks, bars, Turns, tid & 31)
         else:
             take_registers()
             consume(
-                sQ, sdO, sK, sV, sdS, tS, sNumbers, wK, wV, sSteps, sBlock, bars,
+                sQ, sdO, sK, sV, sdS, tS, sNumbers, sOut, sSteps, sBlocks, bars,
                 map_address(dk_map), map_address(dv_map), Sums, dQ, sizes, scale, factor,
                 role - 1, types.int32(tid & 127), mask_aux, range_aux, score_aux, dropout,
             )  # fmt: skip
@@ -244,25 +228,24 @@ def backward_with(
     turns = problem.batch, problem.num_heads, ceil_div(problem.seqlen_q, tiles.tile_m)
     turns = contiguous(at_turns, turns, "int32")
     ticket = contiguous(at_turns + 4 * blocks, (1,), "int32")
-    fill_zero(at_turns, 4 * (blocks + 1), stream)
 
     given = () if dlse is None else (DeviceArray.of(dlse),)
     kinds = allows_chunks(out) and allows_chunks(dout), dlse is not None, ordered
     prepare = make_prepare(problem.dtype, problem.head_dim_v, tiles, *kinds)
     dq_given = () if dq is None else (dq,)
-    launch(prepare, blocks, THREADS, 0, (out, dout, lse, given, rows, sums, dq_given), stream)
+    arguments = out, dout, lse, given, rows, sums, dq_given, turns, ticket
+    launch(prepare, blocks, THREADS, 0, arguments, stream)
 
     boxes = (q, tiles.tile_m), (dout, tiles.tile_m), (k, 64), (v, 64), (dk or k, 64), (dv or v, 64)
     maps = [TensorMap(x._replace(dtype=problem.dtype), count, tiles.panel) for x, count in boxes]
     scale_first, scale, factor = factors(problem)
-    key_blocks = ceil_div(problem.seqlen_k, tiles.tile_n)
-    sizes = problem.batch, problem.num_heads, problem.num_kv_heads, problem.group
-    sizes += problem.seqlen_q, problem.seqlen_k, heads_at_once(key_blocks)
+    at_once = heads_at_once(ceil_div(problem.seqlen_k, tiles.tile_n))
+    sizes = sizes_of(problem, tiles, at_once)
     arguments = (*maps, rows, sums, dq or q, turns, ticket, sizes, scale, factor)
     arguments += extra_arguments(problem, tiles.tile_m, tiles.tile_n)
     kernel = make_backward(backward_spec(problem), tiles, scale_first, wants, ordered)
-    key_tiles = problem.batch * problem.num_kv_heads * key_blocks
-    launch(kernel, key_tiles, tiles.threads, tiles.shared_bytes, arguments, stream)
+    blocks_at_once = min(sizes[KEY_TILES_OF_ALL], multiprocessors())
+    launch(kernel, blocks_at_once, tiles.threads, tiles.shared_bytes, arguments, stream)
     if dq is not None and not ordered:
         rounding = make_round(problem.dtype, tiles)
         launch(rounding, blocks, THREADS, 0, (sums, dq, scale), stream)
@@ -271,6 +254,16 @@ def backward_with(
 def backward_spec(problem: Problem) -> Spec:
     """What the kernel depends on; two problems with equal ones share it."""
     return Spec.of(problem, True)._replace(folded=True)
+
+
+def sizes_of(problem: Problem, tiles: HopperBackwardTiles, at_once: int) -> tuple[int, ...]:
+    """The kernel's `sizes`, with `at_once` kv heads at a time; the producer's file names them."""
+    query_tiles = ceil_div(problem.seqlen_q, tiles.tile_m)
+    key_tiles = ceil_div(problem.seqlen_k, tiles.tile_n)
+    all_heads = problem.batch * problem.num_kv_heads
+    sizes = all_heads * key_tiles, problem.num_heads, problem.num_kv_heads, problem.group
+    sizes += problem.seqlen_q, problem.seqlen_k, all_heads, at_once
+    return *sizes, query_tiles, key_tiles
 
 
 def heads_at_once(key_blocks: int) -> int:

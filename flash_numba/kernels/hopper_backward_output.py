@@ -4,9 +4,10 @@ from functools import cache
 from typing import NamedTuple
 
 from ..device.hopper.layouts import SwizzledTile
-from ..device.hopper.mbarrier import barrier_wait, fence_async
+from ..device.hopper.mbarrier import fence_async
 from ..device.hopper.warpgroups import make_meeting
 from ..device.numba_cuda import room
+from .hopper_backward_tiles import HopperBackwardTiles
 from .hopper_output import make_store_output
 from .spec import Spec
 
@@ -27,24 +28,31 @@ class _Output(NamedTuple):
         return self.o_tile.panels
 
 
-@cache
 def make_store_keys(spec: Spec, tile: SwizzledTile):
-    """Rooms ``clear_keys(shared, bars, bar, rows, w, tid)`` and ``store_output`` for K or V.
+    """`hopper_output.make_store_output` for a consumer's part of dK or dV."""
+    return make_store_output(spec.dtype, _Output(tile))
 
-    Where a sequence may end before its tensor does, whatever the caller left behind its end has
-    come along, and 0 times NaN is NaN: consumer `w` overwrites its rows from `rows` on with zeros
-    and waits for the other one, which reads them too. `store_output` is that of `hopper_output`.
+
+@cache
+def make_clear_keys(spec: Spec, tiles: HopperBackwardTiles):
+    """Room ``clear_keys(sK, sV, rows, w, tid)``: zeros behind the end of a sequence.
+
+    Whatever the caller left behind its end has come along, and 0 times NaN is NaN: consumer `w`
+    overwrites its rows of both from `rows` on and waits for the other one, which reads them too.
     """
-    panels, panel, has_lengths, size = tile.panels, tile.panel, spec.has_lengths, tile.rows
+    has_lengths = spec.has_lengths
+    k_panels, size, panel = tiles.k_tile.shape
+    v_panels = tiles.v_tile.panels
 
     @room
-    def clear_keys(shared, bars, bar, rows, w, tid):
+    def clear_keys(sK, sV, rows, w, tid):
         if has_lengths:
-            barrier_wait(bars, bar, 0)
             for at in range(max(rows, 0) * panel + tid, size * panel, 128):
-                for p in range(panels):
-                    shared[w, p, at // panel, at % panel] = 0
+                for p in range(k_panels):
+                    sK[w, p, at // panel, at % panel] = 0
+                for p in range(v_panels):
+                    sV[w, p, at // panel, at % panel] = 0
             fence_async()
             meet_consumers()
 
-    return clear_keys, make_store_output(spec.dtype, _Output(tile))
+    return clear_keys

@@ -6,24 +6,64 @@ it is and what is special about it - that the barrier of the tile publishes.
 
 from functools import cache
 
+from ..device.functions import device_function
 from ..device.hopper.mbarrier import barrier_arrive, barrier_expect, barrier_wait
 from ..device.hopper.sums import bulk_load
 from ..device.hopper.tma import tensor_load
-from ..device.numba_cuda import room, types
-from ..device.schedule import make_key_tiles_room, make_query_walk, make_tile_list
+from ..device.numba_cuda import cuda, room, types
+from ..device.schedule import make_key_tiles_room, make_keys_of, make_tile_list, narrowed
 from ..device.unroll import unroll_full, unroll_none
+from ..tiling import make_query_span
 from .hopper_backward_tiles import HopperBackwardTiles
 from .hopper_producer import make_next_stage
 from .spec import Spec
 
-M_BLOCK, HEAD, PARTIAL, PLACE, TURN, LAST = range(6)
-"""Numbers of a step: the query tile (-1 after the last), its head, must it be masked, and which it
-is among the query tiles of all heads; how many key tiles add to its dQ before this one, and is this
-the last one (both if they add in turn)."""
+M_BLOCK, HEAD, PARTIAL, PLACE, TURN, LAST, BLOCK, FIRST = range(8)
+"""Numbers of a step: the query tile, its head, must it be masked, and which it is among the query
+tiles of all heads; how many key tiles add to its dQ before this one, and is this the last one (both
+if they add in turn); where its key tile's numbers are, and is this the key tile's first step."""
 STEP_NUMBERS = 8
-BATCH, KV_HEAD, N_BLOCK, SEQLEN_K = range(4)
-"""Numbers of a block: its key tile, and how many keys its sequence has. (In registers they would
-be in the consumers' way.)"""
+NOTHING, END = -2, -1
+"""In place of a query tile: none visits this key tile; there are no more key tiles."""
+BATCH, KV_HEAD, N_BLOCK, SEQLEN_K, IS_NEW, SLOT = range(6)
+"""Numbers of a key tile: how many keys its sequence has, has none of its steps been said yet, and
+where these numbers are. (In registers they would be in the way.)"""
+BLOCK_NUMBERS = 8
+KEY_TILES_OF_ALL, HEADS, KV_HEADS, GROUP, SEQLEN_Q, SEQLEN_OF_ALL = range(6)
+KV_HEADS_OF_ALL, AT_ONCE, QUERY_TILES, KEY_TILES = range(6, 10)
+"""Of the sizes that a launch hands over: key tiles of the whole batch, query heads, kv heads, query
+heads a kv head, queries, keys; kv heads of the whole batch, and how many of them at a time; query
+tiles and key tiles of a head."""
+BLOCKS = 4
+"""Key tiles whose numbers are kept: the producer may be three ahead of the one that leaves."""
+
+
+@room
+def take_ticket(Ticket):
+    """How many key tiles have been taken before this one, asked by one thread."""
+    return cuda.atomic.add(Ticket, 0, 1)
+
+
+@room
+def divided(a, b):
+    """Quotient and remainder of 32-bit numbers without a sign, by one division."""
+    quotient = types.uint32(a // b)
+    return quotient, types.uint32(a - types.uint32(quotient * b))
+
+
+@cache
+def make_slot_of(stages: int):
+    """Room ``slot_of(stage, phase)``: where a step's numbers are, of ``2 * stages`` places.
+
+    Twice as many as stages: who writes a step's numbers need not wait until a stage is free, and
+    who reads them need not hurry.
+    """
+
+    @room
+    def slot_of(stage, phase):
+        return types.uint32(stage + stages * phase)
+
+    return slot_of
 
 
 @cache
@@ -32,89 +72,145 @@ def make_produce(spec: Spec, tiles: HopperBackwardTiles, ordered: bool):
     tile_m, tile_n, panel = tiles.tile_m, tiles.tile_n, tiles.panel
     bars_of = tiles.barriers
     k_here, v_here, q_here, do_here = (bars_of[name] for name in ("k", "v", "q", "do"))
-    q_done, do_done = bars_of["q done"], bars_of["do done"]
+    q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
     k_bytes, v_bytes = 4 * tiles.k_tile.size, 4 * tiles.v_tile.size
     row_numbers = 2 * tile_m
     q_bytes, do_bytes = 2 * tiles.q_tile.size + 4 * row_numbers, 2 * tiles.do_tile.size
     panels, v_panels = tiles.k_tile.panels, tiles.v_tile.panels
-    span, next_query_tile, turn_of, is_partial = make_query_walk(
-        spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
-    )
+    span = room(make_query_span(device_function(spec.key_range)))
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
-    next_key_tile, _ = make_tile_list(spec.has_list)
-    next_stage = make_next_stage(tiles.stages)
+    next_key_tile, listed_partial = make_tile_list(spec.has_list)
+    next_stage, slot_of = make_next_stage(tiles.stages), make_slot_of(tiles.stages)
+    has_range = spec.key_range is not None
+    has_list, keys_of = spec.has_list, make_keys_of(spec.has_lengths)
 
     @room
-    def is_last(m_block, n_block, batch, head, seqlen_q, seqlen_k, range_aux, listed):
-        visit = key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
-        stop = types.int32(visit.stop)
-        return next_key_tile(n_block + 1, stop, m_block, batch, head, listed) >= stop
+    def find_key_tile(block, work, sizes, lengths):
+        at_once, key_tiles = types.uint32(sizes[AT_ONCE]), types.uint32(sizes[KEY_TILES])
+        side_by_side, rest = divided(work, types.uint32(at_once * key_tiles))
+        first_head = types.uint32(side_by_side * at_once)
+        after = types.uint32(types.uint32(sizes[KV_HEADS_OF_ALL]) - first_head)
+        n_block, which = divided(rest, after if after < at_once else at_once)
+        batch, kv_head = divided(types.uint32(first_head + which), types.uint32(sizes[KV_HEADS]))
+        block[BATCH], block[KV_HEAD] = batch, kv_head
+        block[N_BLOCK] = types.uint32(key_tiles - 1 - n_block) if ordered else n_block
+        block[IS_NEW], block[SEQLEN_K] = (
+            1,
+            keys_of(types.int32(batch), sizes[SEQLEN_OF_ALL], lengths),
+        )
+
+    @room
+    def query_span(block, head, sizes, range_aux):
+        start, stop = 0, sizes[QUERY_TILES]
+        if has_range:
+            here = block[N_BLOCK], block[BATCH], head, types.int32(sizes[SEQLEN_Q])
+            start, stop = span(*here, block[SEQLEN_K], tile_m, tile_n, range_aux)
+        return types.int32(start), types.int32(stop)
 
     @room
     def load_keys(shared, bars, bar, source, size, count, block):
         barrier_expect(bars, bar, size)
         for part in range(2):
+            unroll_full()
             for p in range(count):
-                row = block[N_BLOCK] * tile_n + 64 * part
-                place, column, head, batch = (
-                    shared[part, p],
-                    panel * p,
-                    block[KV_HEAD],
-                    block[BATCH],
-                )
-                tensor_load(place, source, column, row, head, batch, bars, bar)
+                unroll_full()
+                row = types.int32(block[N_BLOCK] * tile_n + 64 * part)
+                head, batch = block[KV_HEAD], block[BATCH]
+                tensor_load(shared[part, p], source, panel * p, row, head, batch, bars, bar)
 
     @room
-    def describe(step, block, head, m_block, heads, seqlen_q, range_aux, listed):
-        here = block[N_BLOCK], block[BATCH], head, seqlen_q, block[SEQLEN_K], range_aux, listed
-        blocks = types.int32((seqlen_q + tile_m - 1) // tile_m)
-        step[M_BLOCK], step[HEAD] = m_block, head
-        step[PLACE] = types.int32(block[BATCH] * heads + head) * blocks + m_block
-        step[PARTIAL] = is_partial(m_block, *here)
+    def describe(step, block, head, m_block, sizes, range_aux, listed):
+        n_block, batch, keys = block[N_BLOCK], block[BATCH], block[SEQLEN_K]
+        where = m_block, batch, head
+        seqlen_q = types.int32(sizes[SEQLEN_Q])
+        visit = narrowed(key_tiles(*where, seqlen_q, keys, tile_m, tile_n, range_aux))
+        visits = (visit.start <= n_block) & (n_block < visit.stop)
+        partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
+        partial |= types.int32((n_block + 1) * tile_n) > keys
+        if has_list:
+            visits &= next_key_tile(n_block, n_block + 1, *where, listed) == n_block
+            partial |= listed_partial(n_block, *where, listed)
+        step[M_BLOCK], step[HEAD], step[PARTIAL] = m_block, head, partial
+        of_all = types.int32(batch * types.int32(sizes[HEADS]) + head)
+        step[PLACE] = of_all * types.int32(sizes[QUERY_TILES]) + m_block
         if ordered:
-            step[TURN] = turn_of(m_block, *here)
-            step[LAST] = is_last(m_block, *here)
+            turn, earliest = visit.stop - 1 - n_block, visit.start
+            if has_list:
+                earliest = next_key_tile(earliest, n_block, *where, listed)
+                turn, later = 0, next_key_tile(n_block + 1, visit.stop, *where, listed)
+                while later < visit.stop:
+                    turn += 1
+                    later = next_key_tile(later + 1, visit.stop, *where, listed)
+            step[TURN], step[LAST] = turn, earliest >= n_block
+        return visits
+
+    @room
+    def say(sSteps, bars, stage, phase, what, slot):
+        """A step without a query tile."""
+        step = sSteps[slot_of(stage, phase)]
+        step[M_BLOCK], step[BLOCK], step[FIRST] = what, slot, 1
+        barrier_wait(bars, q_done + stage, phase ^ 1)
+        barrier_arrive(bars, q_here + stage)
+        barrier_wait(bars, do_done + stage, phase ^ 1)
+        barrier_arrive(bars, do_here + stage)
 
     @room
     def produce(
-        sQ, sdO, sK, sV, sRows, sSteps, sBlock, bars, q_map, do_map, k_map, v_map, Rows,
-        group, heads, seqlen_q, range_aux, listed,
+        sQ, sdO, sK, sV, sRows, sSteps, sBlocks, bars, q_map, do_map, k_map, v_map, Rows, Ticket,
+        sizes, range_aux, lengths, listed,
     ):  # fmt: skip
-        stage = phase = types.int32(0)
-        first = True
-        for number in range(group):
-            head = types.int32(sBlock[KV_HEAD] * group + number)
-            here = sBlock[N_BLOCK], sBlock[BATCH], head, seqlen_q, sBlock[SEQLEN_K], range_aux
-            start, end = span(*here)
-            stop = types.int32(end)
-            m_block = types.int32(next_query_tile(start, stop, *here, listed))
-            while m_block < stop:
+        stage = phase = slot = types.int32(0)
+        work = types.int32(take_ticket(Ticket))
+        while work < types.int32(sizes[KEY_TILES_OF_ALL]):
+            unroll_none()
+            block = sBlocks[slot]
+            find_key_tile(block, types.uint32(work), sizes, lengths)
+            block[SLOT] = slot
+            head = types.int32(block[KV_HEAD] * types.int32(sizes[GROUP]))
+            while head < types.int32((block[KV_HEAD] + 1) * types.int32(sizes[GROUP])):
                 unroll_none()
-                barrier_wait(bars, q_done + stage, phase ^ 1)
-                describe(sSteps[stage], sBlock, head, m_block, heads, seqlen_q, range_aux, listed)
-                if first:
-                    load_keys(sK, bars, k_here, k_map, k_bytes, panels, sBlock)
-                row, bar, batch = m_block * tile_m, q_here + stage, sBlock[BATCH]
-                barrier_expect(bars, bar, q_bytes)
-                for p in range(panels):
-                    unroll_full()
-                    tensor_load(sQ[stage, p], q_map, panel * p, row, head, batch, bars, bar)
-                place = sSteps[stage, PLACE], types.int32(0)
-                bulk_load(sRows[stage], Rows, place, row_numbers, bars, bar)
-                if first:
-                    load_keys(sV, bars, v_here, v_map, v_bytes, v_panels, sBlock)
-                    first = False
-                bar = do_here + stage
-                barrier_wait(bars, do_done + stage, phase ^ 1)
-                barrier_expect(bars, bar, do_bytes)
-                for p in range(v_panels):
-                    unroll_full()
-                    tensor_load(sdO[stage, p], do_map, panel * p, row, head, batch, bars, bar)
+                m_block, stop = query_span(block, head, sizes, range_aux)
+                while m_block < stop:
+                    unroll_none()
+                    # While the consumers are still busy with what lies in the stage.
+                    step = sSteps[slot_of(stage, phase)]
+                    if describe(step, block, head, m_block, sizes, range_aux, listed):
+                        step[BLOCK], step[FIRST] = block[SLOT], block[IS_NEW]
+                        barrier_wait(bars, q_done + stage, phase ^ 1)
+                        row, bar, batch = (
+                            types.int32(m_block * tile_m),
+                            q_here + stage,
+                            block[BATCH],
+                        )
+                        barrier_expect(bars, bar, q_bytes)
+                        place = step[PLACE], types.int32(0)
+                        bulk_load(sRows[stage], Rows, place, row_numbers, bars, bar)
+                        for p in range(panels):
+                            unroll_full()
+                            tensor_load(sQ[stage, p], q_map, panel * p, row, head, batch, bars, bar)
+                        if block[IS_NEW] != 0:
+                            barrier_wait(bars, keys_done, block[SLOT] & 1 ^ 1)
+                            load_keys(sK, bars, k_here, k_map, k_bytes, panels, block)
+                            load_keys(sV, bars, v_here, v_map, v_bytes, v_panels, block)
+                            block[IS_NEW] = 0
+                        bar = do_here + stage
+                        barrier_wait(bars, do_done + stage, phase ^ 1)
+                        barrier_expect(bars, bar, do_bytes)
+                        for p in range(v_panels):
+                            unroll_full()
+                            to = sdO[stage, p]
+                            tensor_load(to, do_map, panel * p, row, head, batch, bars, bar)
+                        stage, phase = next_stage(stage, phase)
+                    m_block = types.int32(m_block + 1)
+                head = types.int32(head + 1)
+            if block[IS_NEW] != 0:
+                say(sSteps, bars, stage, phase, NOTHING, block[SLOT])
+                barrier_wait(bars, keys_done, block[SLOT] & 1 ^ 1)
+                barrier_arrive(bars, k_here)
+                barrier_arrive(bars, v_here)
                 stage, phase = next_stage(stage, phase)
-                here = sBlock[N_BLOCK], sBlock[BATCH], head, seqlen_q, sBlock[SEQLEN_K], range_aux
-                m_block = types.int32(next_query_tile(m_block + 1, stop, *here, listed))
-        barrier_wait(bars, q_done + stage, phase ^ 1)
-        sSteps[stage, M_BLOCK] = -1
-        barrier_arrive(bars, q_here + stage)
+            slot = types.int32((block[SLOT] + 1) % BLOCKS)
+            work = types.int32(take_ticket(Ticket))
+        say(sSteps, bars, stage, phase, END, slot)
 
     return produce

@@ -9,6 +9,8 @@ from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, room, types
 from ..device.online_softmax import ALL_LANES
 from ..device.ptx import store4_global
+from ..device.unroll import unroll_full
+from ..tiling import ceil_div
 from .hopper_backward_queries import make_move_sums, make_write_queries
 from .hopper_backward_tiles import HopperBackwardTiles
 from .row_passes import ROW_THREADS
@@ -45,13 +47,13 @@ def make_prepare(
     Returns
     -------
     kernel
-        ``prepare_rows(O, dO, LSE, dLSE, Rows, Sums, dQ)``: O, dO (batch, seqlen_q, num_heads,
-        head_dim_v); LSE (batch, num_heads, seqlen_q) float32; dLSE ``(array like LSE,)`` if
-        `has_dlse`, else (). `Rows` (query tiles of all heads, 2 * tile_m) float32 gets lse in log2
-        units and rowsum(dO∘O), less the gradient of lse; queries that do not exist get an lse that
-        makes their weights 0. If `ordered`, dQ ``(array,)`` gets zeros where a whole tile sees no
-        key and nobody will write it; else `Sums` (query tiles, tile_m * depth) float32 does
-        everywhere, and dQ is ().
+        ``prepare_rows(O, dO, LSE, dLSE, Rows, Sums, dQ, Turns, Ticket)``: O, dO (batch, seqlen_q,
+        num_heads, head_dim_v); LSE (batch, num_heads, seqlen_q) float32; dLSE ``(array like
+        LSE,)`` if `has_dlse`, else (). `Rows` (query tiles of all heads, 2 * tile_m) float32 gets
+        lse in log2 units and rowsum(dO∘O), less the gradient of lse; queries that do not exist get
+        an lse that makes their weights 0. If `ordered`, dQ ``(array,)`` gets zeros where a whole
+        tile sees no key and nobody will write it; else `Sums` (query tiles, tile_m * depth) float32
+        does everywhere, and dQ is (). `Ticket` gets 0, and if `ordered` `Turns` does.
 
     Notes
     -----
@@ -60,6 +62,7 @@ def make_prepare(
     read4 = make_read4(dtype, head_dim_v, vectors)
     query_tile_of = make_query_tile_of(tiles.tile_m)
     tile_m, size, at_once = tiles.tile_m, tiles.tile_m * tiles.depth, THREADS // ROW_THREADS
+    turns, parts = ceil_div(tile_m, at_once), ceil_div(head_dim_v, 4 * ROW_THREADS)
 
     @room
     def clear_queries(dQ, batch, head, first, tid):
@@ -68,29 +71,41 @@ def make_prepare(
             dQ[batch, first + place // columns, head, place % columns] = 0
 
     @kernel(THREADS)
-    def prepare_rows(O, dO, LSE, dLSE, Rows, Sums, dQ):
+    def prepare_rows(O, dO, LSE, dLSE, Rows, Sums, dQ, Turns, Ticket):
         tid = types.int32(cuda.threadIdx.x)
         seqlen_q, num_heads = types.int32(O.shape[1]), types.int32(O.shape[2])
         block, batch, head, m_block = query_tile_of(seqlen_q, num_heads)
         gO, gdO = O[batch, :, head], dO[batch, :, head]
-        sees = False
+        in_row, first_place = types.int32(tid % ROW_THREADS), types.int32(tid // ROW_THREADS)
+        if tid == 0:
+            if ordered:
+                Turns[batch, head, m_block] = 0
+            if block == 0:
+                Ticket[0] = 0
         if not ordered:
             zero = types.float32(0)
             for place in range(4 * tid, size, 4 * THREADS):
                 store4_global(Sums, (block, place), (zero, zero, zero, zero))
-        for first in range(0, tile_m, at_once):
-            place = first + tid // ROW_THREADS
-            row = m_block * tile_m + place
-            total = types.float32(0)
-            column = types.int64(tid % ROW_THREADS * 4)
-            while column < head_dim_v:
+        # All loads before the first sum is needed.
+        totals = cuda.local.array(turns, types.float32)
+        for i in range(turns):
+            unroll_full()
+            row = types.int32(m_block * tile_m + first_place + at_once * i)
+            totals[i] = types.float32(0)
+            for part in range(parts):
+                unroll_full()
+                column = types.int32(4 * in_row + 4 * ROW_THREADS * part)
                 a, b, c, d = read4(gO, row, column, seqlen_q)
                 e, f, g, h = read4(gdO, row, column, seqlen_q)
-                total += a * e + b * f + (c * g + d * h)
-                column += 4 * ROW_THREADS
+                totals[i] += a * e + b * f + (c * g + d * h)
+        sees = False
+        for i in range(turns):
+            unroll_full()
+            total, place = totals[i], types.int32(first_place + at_once * i)
+            row = types.int32(m_block * tile_m + place)
             for step in (8, 4, 2, 1):
                 total += cuda.shfl_xor_sync(ALL_LANES, total, step)
-            if tid % ROW_THREADS == 0 and place < tile_m:
+            if in_row == 0:
                 lse2 = types.float32(math.inf)
                 if row < seqlen_q:
                     lse2 = log2_units(LSE[batch, head, row])

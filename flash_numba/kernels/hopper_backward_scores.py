@@ -14,12 +14,10 @@ from ..device.numba_cuda import room, types
 from ..device.ptx import exp2
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
 from ..device.unroll import unroll_full
-from .hopper_backward_producer import BATCH, HEAD, M_BLOCK, N_BLOCK, SEQLEN_K
+from .hopper_backward_producer import BATCH, HEAD, HEADS, M_BLOCK, N_BLOCK, SEQLEN_K, SEQLEN_Q
 from .hopper_backward_tiles import HopperBackwardTiles
 from .spec import Spec
 
-HEADS, SEQLEN_Q = 1, 4
-"""Of the sizes that a launch hands over; see `hopper_backward.make_backward`."""
 ROWS = 2
 """Keys of a lane's part: one, and the eighth after it."""
 
@@ -82,18 +80,17 @@ def make_mask_columns(key_range, columns: int):
 
     @room
     def mask_columns(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, aux):
+        last_q = types.int32(seqlen_q - 1)
         for j in range(columns):
             unroll_full()
             lo, hi = 0, seqlen_k
             if ends is not None:
-                q_idx = first_q + (8 * (j // 2) + j % 2)
-                lo, hi = ends(batch, head, min(q_idx, seqlen_q - 1), aux)
-            # The lane's keys lie within 9 of its first.
-            low = types.int32(min(max(lo - first_k, 0), 16))
-            high = types.int32(min(max(min(hi, seqlen_k) - first_k, 0), 16))
+                q_idx = types.int32(first_q + types.int32(8 * (j // 2) + j % 2))
+                lo, hi = ends(batch, head, min(q_idx, last_q), aux)
             for i in range(ROWS):
                 unroll_full()
-                if types.int32(8 * i) < low or types.int32(8 * i) >= high:
+                k_idx = types.uint32(first_k + types.int32(8 * i))
+                if k_idx < lo or k_idx >= hi or k_idx >= types.uint32(seqlen_k):
                     rS[i, j] = -math.inf
 
     return mask_columns

@@ -34,6 +34,12 @@ class HopperBackwardTiles(NamedTuple):
     warpgroups, tile_n, threads, panel = 2, 128, 384, 64
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of the producer's warpgroup, and of a consumer's."""
+        wide = self.tile_m > (64 if self.depth == 128 else 96)
+        return (24, 240) if wide else (40, 232)
+
+    @property
     def k_tile(self) -> SwizzledTile:
         """A consumer's part of K, and of dK."""
         return SwizzledTile(64, self.depth)
@@ -55,8 +61,8 @@ class HopperBackwardTiles(NamedTuple):
 
     @property
     def ds_tile(self) -> SwizzledTile:
-        """dS: rows are queries, a panel is a consumer's keys."""
-        return SwizzledTile(self.tile_m, self.tile_n)
+        """dS: rows are queries, a panel is a consumer's keys. dK and dV leave through its place."""
+        return SwizzledTile(max(self.tile_m, 64), self.tile_n)
 
     @property
     def q_columns(self) -> int:
@@ -91,6 +97,7 @@ class HopperBackwardTiles(NamedTuple):
             "do": 2 + stages,
             "q done": 2 + 2 * stages,
             "do done": 2 + 3 * stages,
+            "keys done": 2 + 4 * stages,
         }
 
 

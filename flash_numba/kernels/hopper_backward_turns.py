@@ -1,10 +1,10 @@
 """The story of dQ: blocks add their parts in turn, so that the sum has the same bits each time.
 
-Key tiles add to a query tile's part of dQ in ascending order. One warp of the producer's
+Key tiles add to a query tile's part of dQ in descending order. One warp of the producer's
 warpgroup, the *keeper*, waits for a block's turn and passes it on, so that consumers neither poll
-global memory nor wait until what they added has arrived there. Blocks take key tiles in ascending
-order too, in the order in which they start: a block waits only for such as have started, and by the
-time it starts most of those are ahead.
+global memory nor wait until what they added has arrived there. Blocks take key tiles in descending
+order too: they wait only for such as have been taken before. Under a causal mask a later key tile
+begins at a later query tile, and so is ahead of those that wait for it.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ from ..device.hopper.warpgroups import make_meeting
 from ..device.numba_cuda import cuda, room, types
 from ..device.ptx import load_acquire, store_release
 from ..device.unroll import unroll_none
-from .hopper_backward_producer import BATCH, HEAD, M_BLOCK, TURN
+from .hopper_backward_producer import BATCH, BLOCK, END, HEAD, M_BLOCK, TURN, make_slot_of
 from .hopper_backward_tiles import HopperBackwardTiles
 from .hopper_producer import make_next_stage
 
@@ -26,45 +26,42 @@ wait_for_first, let_first = make_meeting(MAY_ADD, 128 + KEEPERS)
 wait_for_second, let_second = make_meeting(MAY_ADD + 1, 128 + KEEPERS)
 
 
-@room
-def take_ticket(Ticket):
-    """How many blocks have started before this one, asked by one thread."""
-    return cuda.atomic.add(Ticket, 0, 1)
-
-
 @cache
 def make_keep_turns(tiles: HopperBackwardTiles):
-    """Room ``keep_turns(sSteps, sBlock, bars, Turns, lane)`` of the keeper's 32 threads.
+    """Room ``keep_turns(sSteps, sBlocks, bars, Turns, lane)`` of the keeper's 32 threads.
 
     `Turns` (batch, num_heads, query tiles) int32, zero at the launch, says how many key tiles have
     added to each part of dQ.
     """
     q_here, q_done = tiles.barriers["q"], tiles.barriers["q done"]
-    next_stage = make_next_stage(tiles.stages)
+    next_stage, slot_of = make_next_stage(tiles.stages), make_slot_of(tiles.stages)
 
     @room
-    def keep_turns(sSteps, sBlock, bars, Turns, lane):
+    def keep_turns(sSteps, sBlocks, bars, Turns, lane):
         stage = phase = types.int32(0)
         barrier_wait(bars, q_here, 0)
-        batch, m_block = sBlock[BATCH], sSteps[0, M_BLOCK]
-        while m_block >= 0:
+        step = sSteps[0]
+        while step[M_BLOCK] != END:
             unroll_none()
-            head, turn = sSteps[stage, HEAD], sSteps[stage, TURN]
+            batch, head, m_block = sBlocks[step[BLOCK], BATCH], step[HEAD], step[M_BLOCK]
+            turn = step[TURN]
             cuda.syncwarp()
             if lane == 0:
                 barrier_arrive(bars, q_done + stage)
-                while load_acquire(Turns, (batch, head, m_block)) != turn:
-                    pass
-            cuda.syncwarp()
-            let_first()
-            let_second()
-            wait_until_added()
-            if lane == 0:
-                store_release(Turns, (batch, head, m_block), turn + 1)
-            cuda.syncwarp()
+            if m_block >= 0:
+                if lane == 0:
+                    while load_acquire(Turns, (batch, head, m_block)) != turn:
+                        pass
+                cuda.syncwarp()
+                let_first()
+                let_second()
+                wait_until_added()
+                if lane == 0:
+                    store_release(Turns, (batch, head, m_block), turn + 1)
+                cuda.syncwarp()
             stage, phase = next_stage(stage, phase)
             barrier_wait(bars, q_here + stage, phase)
-            m_block = sSteps[stage, M_BLOCK]
+            step = sSteps[slot_of(stage, phase)]
 
     return keep_turns
 
