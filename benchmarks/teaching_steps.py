@@ -13,14 +13,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 from flash_numba.arrays import DeviceArray
 from flash_numba.kernels.steps import STEPS, module_of
 from simulator.bench import gpu as gpus
 from simulator.bench.cells import Cell
-from simulator.bench.contenders import Inputs, ours, peers
+from simulator.bench.contenders import Inputs, OneModule, ours, peers
 from simulator.bench.measure import METHOD, times
 
 RESULTS = Path(__file__).parent / "results" / "h200_steps.json"
@@ -48,8 +47,7 @@ def rows_of(gpu: gpus.TorchGpu, cell: Cell) -> list[dict]:
     inputs = Inputs.draw(cell, gpu.device)
     contenders = []
     for step in STEPS:
-        rung: Any = SimpleNamespace(name=step, functions=lambda _, step=step: module_of(step))
-        contenders.append(ours(rung, cell, inputs, gpu.stream))
+        contenders.append(ours(OneModule(step, module_of(step)), cell, inputs, gpu.stream))
     contenders += peers(PEERS, cell, inputs)
     samples = times(gpu, contenders, budget_s=1.0)
     ms = {name: median(found) for name, found in samples.items()}

@@ -24,7 +24,7 @@ from flash_numba.kernels import tensor_core
 from flash_numba.kernels.tensor_core_tiles import TensorTiles
 from simulator.bench import gpu as gpus
 from simulator.bench.cells import Cell
-from simulator.bench.contenders import Inputs, ours, peers
+from simulator.bench.contenders import Inputs, OneModule, ours, peers
 from simulator.bench.measure import METHOD, times
 
 RESULTS = Path(__file__).parent / "results" / "h200_tiles.json"
@@ -60,10 +60,8 @@ def contender(tiles: TensorTiles, cell: Cell, inputs: Inputs, stream: int):
         with patch.object(tensor_core, "forward_tiles", lambda *_: tiles):
             functions.append(tensor_core.forward(*arguments))
 
-    rung: Any = SimpleNamespace(
-        name=name_of(tiles), functions=lambda _: SimpleNamespace(forward=forward)
-    )
-    return ours(rung, cell, inputs, stream), functions[0]
+    kernel = OneModule(name_of(tiles), SimpleNamespace(forward=forward))
+    return ours(kernel, cell, inputs, stream), functions[0]
 
 
 def compile_tiles(tiles: TensorTiles) -> None:

@@ -81,7 +81,24 @@ class Call(NamedTuple):
         return partial(self.plan.ready(()), (), stream)
 
 
-def forward_call(rung: Rung, cell: Cell, inputs: Inputs) -> Call:
+class OneModule(NamedTuple):
+    """A module of GPU functions that is no rung: `ours` takes it for one.
+
+    Attributes
+    ----------
+    label : str
+    module : module, or what has its functions
+    """
+
+    label: str
+    module: Any
+
+    def functions(self, _: str) -> Any:
+        """The module, whichever pass is asked for."""
+        return self.module
+
+
+def forward_call(rung: Rung | OneModule, cell: Cell, inputs: Inputs) -> Call:
     """The forward pass of a rung on `inputs`."""
     import torch
 
@@ -97,7 +114,7 @@ def forward_call(rung: Rung, cell: Cell, inputs: Inputs) -> Call:
     return Call(plan, {"o": o, "lse": lse}, (inputs, *spaces))
 
 
-def backward_call(rung: Rung, cell: Cell, inputs: Inputs, o, lse) -> Call:
+def backward_call(rung: Rung | OneModule, cell: Cell, inputs: Inputs, o, lse) -> Call:
     """The backward pass of a rung on `inputs` and what its forward pass wrote."""
     import torch
 
@@ -110,7 +127,7 @@ def backward_call(rung: Rung, cell: Cell, inputs: Inputs, o, lse) -> Call:
     return Call(plan, grads, (inputs, o, lse, space))
 
 
-def ours(rung: Rung, cell: Cell, inputs: Inputs, stream: int) -> Contender:
+def ours(rung: Rung | OneModule, cell: Cell, inputs: Inputs, stream: int) -> Contender:
     """The kernels of a rung, run once and found right.
 
     Raises
@@ -137,7 +154,7 @@ def _space(parts, device):
     return torch.full((-(-sum(parts) // 4),), torch.nan, device=device)
 
 
-def _check(rung: Rung, cell: Cell, inputs: Inputs, results: dict) -> None:
+def _check(rung: Rung | OneModule, cell: Cell, inputs: Inputs, results: dict) -> None:
     if reason := why_wrong(cell, inputs, results):
         raise WrongResult(f"{rung.label}, {cell}: {reason}")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from ..bench import gpu as gpus
 from ..bench.cells import Cell, Options
-from ..bench.contenders import Inputs, ours
+from ..bench.contenders import Inputs, OneModule, ours
 from ..bench.measure import measure, times
 from ..claims.evidence import measured_on, results
 
@@ -25,13 +25,15 @@ SHOWN = {
 """Options of a benchmark, and the key of a row that each chooses by."""
 
 
-def measured(name: str, **chosen: Any) -> tuple[list[dict], str]:
+def measured(name: str, peers: tuple[str, ...] = (), **chosen: Any) -> tuple[list[dict], str]:
     """Rows of a benchmark, and where they come from.
 
     Parameters
     ----------
     name : str
         The committed results to show without a GPU, such as ``"h200_fp16"``.
+    peers : tuple of str
+        Whom to time beside it: keys of `simulator.bench.cells.PEERS`.
     chosen : tuple
         Fields of `simulator.bench.cells.Options`: rungs, directions, dtypes, masks, head_dims,
         seqlens.
@@ -47,7 +49,7 @@ def measured(name: str, **chosen: Any) -> tuple[list[dict], str]:
     if gpu is None:
         return _committed(name, chosen)
     rows: list[dict] = []
-    for _, found in measure(gpu, Options(budget_s=0.2, **chosen)):
+    for _, found in measure(gpu, Options(budget_s=0.2, peers=peers, **chosen)):
         rows = found["rows"]
     return rows, NOW.format(gpu.gpu.name)
 
@@ -66,8 +68,7 @@ def measured_steps(steps: dict[str, ModuleType], cell: Cell) -> tuple[list[dict]
         return _committed("h200_steps", {"head_dims": (cell.head_dim,)})
     inputs, contenders = Inputs.draw(cell, gpu.device), []
     for step, module in steps.items():
-        rung: Any = SimpleNamespace(name=step, functions=lambda _, module=module: module)
-        contenders.append(ours(rung, cell, inputs, gpu.stream))
+        contenders.append(ours(OneModule(step, module), cell, inputs, gpu.stream))
     rows = []
     for step, samples in times(gpu, contenders, budget_s=0.5).items():
         ms = sorted(samples)[len(samples) // 2]

@@ -276,6 +276,7 @@ from simulator.hardware import GPUS, H200
 
 rows, where = measured(
     "h200_fp16",
+    peers=("torch_cudnn",),
     rungs=("tensor_core", "hopper"),
     directions=("forward",),
     dtypes=("fp16",),

@@ -163,7 +163,7 @@ show(*padding_and_packing([128, 256, 512, 1024], tile=64, d=64))
 
 # %%
 lengths = np.array([30, 64, 7])
-padded = Problem(64, 64, 16, batch=3, key_lengths=lengths)
+padded = Problem(64, 64, 16, batch=3, dtype="fp16", key_lengths=lengths)
 q, k, v = random_input(padded)
 k[0, 30:] = v[0, 30:] = np.nan  # what lies in the padding must not matter
 found = simulate("flash2", padded, q, k, v, head=None, tile_m=16, tile_n=16)
@@ -185,13 +185,14 @@ def behind_each_other(x):
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that the simulator answers, said once
+    warnings.simplefilter("ignore")  # without a GPU: that the simulator answers
     o = flash_attention_varlen(*map(behind_each_other, (q, k, v)), ends, ends)
 same = behind_each_other(found.arrays["O"])
-print("packed and padded answer alike:", np.allclose(o, same, atol=1e-6))
+print("packed and padded answer alike:", np.allclose(o, same, atol=2e-3))  # o is fp16
 
 side = Side.of(ends[-1], ends)
-packed = Problem(len(o), len(o), 16, batch=3, sequences=Sequences(len(o), len(o), side, side))
+sequences = Sequences(len(o), len(o), side, side)
+packed = Problem(len(o), len(o), 16, batch=3, dtype="fp16", sequences=sequences)
 counts = simulate("flash2", packed, head=None, tile_m=16, tile_n=16).counts
 print("elements of O written, packed:", counts.writes["O"], "padded:", found.counts.writes["O"])
 

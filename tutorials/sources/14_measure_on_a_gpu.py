@@ -59,6 +59,7 @@ print(inspect.getsource(measure.times))
 # %%
 rows, where = measured(
     "h200_fp32",
+    peers=("torch_efficient",),
     rungs=("flash2",),
     dtypes=("fp32",),
     masks=("full",),
