@@ -26,6 +26,11 @@ from counter_cases import CASES, case_named, functions_of, launches, traced  # n
 from flash_numba import ladder  # noqa: E402
 from flash_numba.problem import DTYPES, Problem  # noqa: E402
 from simulator.run import simulate  # noqa: E402
+from simulator.threads.report import (  # noqa: E402
+    SHARED_CONFLICTS,
+    SHARED_INSTRUCTIONS,
+    SHARED_PASSES,
+)
 from simulator.threads.views import beside_hardware  # noqa: E402
 
 RESULTS = BENCHMARKS / "results"
@@ -33,9 +38,6 @@ MEASURED = json.loads((RESULTS / "h200_counters.json").read_text())
 TRACED = [case.name for case in CASES if case.traced]
 
 GLOBAL = "l1tex__t_sectors_pipe_lsu_mem_global_op_"
-SHARED_PASSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
-SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
-SHARED_INSTRUCTIONS = "smsp__inst_executed_op_shared_"
 ARBITRATION = 0.002
 """Loads and stores of shared memory that meet cost a pass now and then, as timing has it."""
 
@@ -58,11 +60,13 @@ def allowed(metric: str, launch, problem, counters, report) -> tuple[float, floa
             return 0, np.inf  # a thread of a block loads again and again until its turn has come
         return 0, 0
     if metric.startswith((SHARED_PASSES, SHARED_CONFLICTS)):
-        if launch.name.startswith("hopper"):
-            passes = counters[SHARED_PASSES + metric.split("_op_")[1]]
-            return 0, max(1, MEETING_ENGINES * passes)
         passes = sum(counters[f"{SHARED_PASSES}{operation}.sum"] for operation in ("ld", "st"))
-        return ARBITRATION * passes, ARBITRATION * passes
+        meet, source = ARBITRATION * passes, 0
+        if launch.name in COMBINED and metric.startswith(SHARED_PASSES):
+            source = report.count("shared", {"ld": "load", "st": "store"}[metric[-6:-4]]).passes
+        return meet + source, meet + report.meetings()[metric]
+    if metric.startswith(SHARED_INSTRUCTIONS) and launch.name in COMBINED:
+        return np.inf, 0
     return 0, 0
 
 
@@ -76,10 +80,9 @@ def fillers(counters) -> int:
     return 3 * counters["smsp__inst_executed_op_ldgsts.sum"]
 
 
-MEETING_ENGINES = 0.04
-"""The same where the copy engine and the tensor cores use shared memory meanwhile (3.6 % of the
-passes of hopper-forward-large)."""
-
+COMBINED = {"hopper_backward"}
+"""Kernels of which the compiler reads and writes neighbours at once and keeps what it read before:
+they need fewer instructions, and may need fewer passes, than their source has."""
 MERGED = {
     "flash1_backward": ("sLse", "sDelta"),
     "rows_forward": ("p * sV[r, c]",),

@@ -46,7 +46,8 @@ def bulk_sectors(start: int, size: int) -> int:
     start, size : int
         First byte in global memory, and bytes. A line that is stored ends where its tensor does; a
         line that is loaded is a whole line of its box, zeros included, and starts at 0 where it
-        begins beside its tensor.
+        begins beside its tensor. A row of numbers is cut where 128-byte lines of the shared memory
+        that it comes to end.
 
     Notes
     -----

@@ -16,6 +16,8 @@ from .passes import SECTOR_BYTES
 from .tiles import steps
 
 SHARED_INSTRUCTIONS = "smsp__inst_executed_op_shared_"
+SHARED_PASSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
+SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
 MATRIX_METRICS = {
     "ldmatrix": ("smsp__inst_executed_op_ldsm.sum", "ld"),
     "stmatrix": ("smsp__inst_executed_op_shared_stsm.sum", "st"),
@@ -190,8 +192,8 @@ class Report:
         for name, operation in (("ld", "load"), ("st", "store")):
             for metric, part in (
                 (SHARED_INSTRUCTIONS, "instructions"),
-                ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_", "passes"),
-                ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_", "conflicts"),
+                (SHARED_PASSES, "passes"),
+                (SHARED_CONFLICTS, "conflicts"),
             ):
                 found[f"{metric}{name}.sum"] = total("shared", operation, part)
         for matrix, (metric, plain) in MATRIX_METRICS.items():
@@ -201,6 +203,25 @@ class Report:
         for metric, space in BULK_METRICS.items():
             count = self.count(space, "store", traffic="bulk").counted_sectors
             found[metric] = SECTOR_BYTES * count
+        return found
+
+    def meetings(self) -> dict[str, int]:
+        """At most how much more some metrics of `hardware` may be, as timing has it.
+
+        Notes
+        -----
+        The copy engine and the tensor cores use shared memory on their own, and an access that
+        meets them is held up. What a bulk copy brings meets stores, what it takes away meets loads;
+        either costs a pass that counts as a bank conflict. Operands of wgmma meet both, and no
+        conflict is counted. An H200 shows so (benchmarks/results/shared_meetings.json), with less
+        than a pass for 64 bytes that copies move, or 128 that products read.
+        """
+        found = {}
+        for name, operation in (("ld", "load"), ("st", "store")):
+            copies = self.count("shared", operation, traffic="bulk").bytes // 64
+            products = self.count("shared", "load", traffic="wgmma").bytes // 128
+            found[f"{SHARED_CONFLICTS}{name}.sum"] = copies
+            found[f"{SHARED_PASSES}{name}.sum"] = copies + products
         return found
 
     def as_dict(self) -> dict:

@@ -6,6 +6,8 @@ from ..layouts import CHUNK_BYTES, ITEM_BYTES, ROWS_OF_ATOM, swizzle_of
 from .barriers import barrier_of_copy, channel_of
 
 PER_CHUNK = CHUNK_BYTES // ITEM_BYTES
+SHARED_LINE_BYTES = 128
+"""Pieces that a copy of numbers is moved in, as lines of a box are moved one by one."""
 
 
 def map_address(context, tensor_map):
@@ -77,10 +79,20 @@ def bulk_load(context, to, source, at, count, bars, index):
         for first in range(0, int(count), per_chunk):
             place = (*row[:-1], row[-1] + first)
             to.store_vector((first,), source.load_vector(place, per_chunk))
-        line = source.address(source.place(row)), int(count) * source.itemsize
-        context.moved(to, "store", CHUNK_BYTES, [line])
+        context.moved(to, "store", CHUNK_BYTES, pieces_of(to, source, row, int(count)))
     barrier.missing -= int(count) * source.itemsize
     barrier.advance(context.sync)
+
+
+def pieces_of(to, source, at, count: int) -> list[tuple[int, int]]:
+    """First byte in global memory and bytes of what goes to each line of shared memory."""
+    start, target = source.address(source.place(at)), to.address(to.place((0,) * to.ndim))
+    size, found = count * source.itemsize, []
+    while size > 0:
+        piece = min(SHARED_LINE_BYTES - target % SHARED_LINE_BYTES, size)
+        found.append((start, piece))
+        start, target, size = start + piece, target + piece, size - piece
+    return found
 
 
 def _channel(context):
