@@ -12,6 +12,7 @@ from outside import (
     formulas,
     kernels,
     later_formulas,
+    other_attention,
     other_kernels,
     other_ways,
     ring_kernels,
@@ -33,6 +34,7 @@ TOPICS = (
     warp_kernels,
     ring_kernels,
     other_ways,
+    other_attention,
     other_kernels,
 )
 TABLES = [(puzzle, answers) for topic in TOPICS for puzzle, answers in topic.ANSWERS.items()]
