@@ -4,9 +4,14 @@
 
 A process for each tool, rung and part of the features runs `exercise`: tails, causal and window,
 key lengths, a block list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a
-learned tensor, packed sequences. All find their kernels compiled, by a first process without a tool
-for each rung and part. The JSON has the errors that each tool reported; the exit status is 1 if
-there was any.
+learned tensor, packed sequences, the backward pass that adds in any order. All find their kernels
+compiled, by a first process without a tool for each rung and part. The JSON has the errors that
+each tool reported; the exit status is 1 if there was any.
+
+initcheck does not see the copy engine write, and reports every later read of what it wrote: the
+rows "bulk" and "plain", of `stored_tile.py`, show it of one tile. So under initcheck the arrays
+that hopper stores that way (`BULK`) begin as NaN, which the tool takes for written; whatever a
+kernel left unwritten would be NaN in a result, and none is.
 """
 
 import argparse
@@ -15,8 +20,10 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +33,7 @@ from flash_numba import (
     flash_attention_backward,
     flash_attention_varlen,
     flash_attention_varlen_backward,
+    gpu_call,
     launch,
     masks,
     tiling,
@@ -38,9 +46,16 @@ TYPES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
 PARTS = [
     (rung.name, part)
     for rung in RUNGS
-    for part in ("changes", "masks", "packed")
-    if rung.modules and (part != "packed" or "packed sequences" not in rung.kernels_lack)
+    for part in ("changes", "masks", "packed", "fast")
+    if rung.modules
+    and (part != "packed" or "packed sequences" not in rung.kernels_lack)
+    and (part != "fast" or rung.fast_backward)
 ]
+
+BULK = {"hopper": ("o", "dk", "dv")}
+"""Outputs that a rung's kernels store through the copy engine."""
+
+CONTROLS = [("initcheck", "stored_tile", how) for how in ("bulk", "plain")]
 
 
 def stripes(batch, head, q_idx, k_idx, aux):
@@ -61,6 +76,20 @@ def tempered_derivative(score, batch, head, q_idx, k_idx, aux):
 def tempered_aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
     """d tempered / d aux[0][head]."""
     return score
+
+
+def fill(names: Sequence[str]) -> None:
+    """Let outputs of these names begin as NaN from now on, in this process."""
+    whole = gpu_call._Memory._write
+
+    def filled(memory, output):
+        array = whole(memory, output)
+        if output.name in names and array.nbytes:
+            nan = np.frombuffer(bytes([0xFF]) * array.nbytes, array.dtype)
+            array.copy_to_device(nan.reshape(array.shape))
+        return array
+
+    setattr(gpu_call._Memory, "_write", filled)  # noqa: B010 - as below
 
 
 def exercise(rung: str, part: str, scale: int) -> None:
@@ -88,10 +117,12 @@ def padded(rung: str, part: str, n: int, m: int):
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
     learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
+    of_masks = {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks}
     options: dict[str, Any] = {
         "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
         | {"score_mod": learned, "bias": normal(2, 1, m)},
-        "masks": {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks},
+        "masks": of_masks,
+        "fast": of_masks | {"deterministic": False},
     }[part] | {"kernel": rung}
     needs = ("q", "k", "v", *(("bias", "score_mod") if part == "changes" else ()))
     dtype = TYPES[rung][part == "masks"]
@@ -117,7 +148,12 @@ def packed(rung: str, part: str, n: int, m: int):
 def sanitized(tool: str | None, rung: str, part: str) -> dict:
     """One row: a process that exercises `rung`, under `tool` if there is one."""
     scale = "1" if tool == "racecheck" else "2"
-    command = [sys.executable, __file__, "--exercise", rung, part, "--scale", scale]
+    filled = BULK.get(rung, ()) if tool == "initcheck" else ()
+    if rung == "stored_tile":
+        command = [sys.executable, str(Path(__file__).with_name("stored_tile.py")), part]
+    else:
+        command = [sys.executable, __file__, "--exercise", rung, part, "--scale", scale]
+        command += ["--fill", *filled]
     if tool:
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -132,11 +168,19 @@ def sanitized(tool: str | None, rung: str, part: str) -> dict:
         "tool": tool,
         "rung": rung,
         "part": part,
+        "filled": filled,
         "errors": int(found[-1]) if found else None,
         "exit_status": done.returncode,
         "kernels": kernels[0].split() if kernels else [],
         "seconds": round(time.perf_counter() - start, 1),
     }
+
+
+def as_expected(row: dict) -> bool:
+    """Whether a run ended well: with no report but of the control that is there to get some."""
+    if (row["rung"], row["part"]) == ("stored_tile", "bulk"):
+        return bool(row["errors"])
+    return (row["errors"], row["exit_status"]) == (0, 0)
 
 
 def main() -> None:
@@ -145,22 +189,29 @@ def main() -> None:
     parser.add_argument("output", nargs="?")
     parser.add_argument("--exercise", nargs=2, metavar=("RUNG", "PART"))
     parser.add_argument("--scale", type=int, default=2)
+    parser.add_argument("--fill", nargs="*", default=[], metavar="OUTPUT")
+    parser.add_argument("--compile", action="store_true", help="and run no tool")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     if options.exercise:
         rung, part = options.exercise
+        fill(options.fill)
         exercise(rung, part, options.scale)
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda one: sanitized(None, *one), PARTS))
+        if options.compile:
+            return
         rows = []
-        for row in pool.map(lambda one: sanitized(one[0], *one[1]), product(TOOLS, PARTS)):
+        runs = [*CONTROLS, *((tool, *part) for tool, part in product(TOOLS, PARTS))]
+        for row in pool.map(lambda one: sanitized(*one), runs):
             rows.append(row)
             print(row, flush=True)
-    if options.output:
-        from common import write  # imports torch, which nothing else here needs
+            if options.output:
+                from common import write  # imports torch, which nothing else here needs
 
-        write(options.output, rows)
-    sys.exit(any(row["errors"] != 0 or row["exit_status"] for row in rows))
+                write(options.output, rows)
+    sys.exit(not all(map(as_expected, rows)))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_pass, "_empty_strided", empty)
     monkeypatch.setattr(torch_pass, "current_stream", lambda device: 7)
     monkeypatch.setattr(torch_eager, "_model", lambda device: ("Fake GPU",))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch_eager, "_calls", {})
     monkeypatch.setattr(torch_repeated, "_known", [])

@@ -282,6 +282,22 @@ def test_threads_call_at_once(kernel):
 
 
 @each_rung
+def test_a_gpu_that_is_not_the_current_one(kernel):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    given, results = on_gpu(torch, kernel), []
+    for device in ("cuda:0", "cuda:1"):
+        q, k, v = (x.to(device).requires_grad_() for x in given)
+        for _ in range(2):
+            o = flash_attention(q, k, v, kernel=kernel)
+            gradients = torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+            results.append([x.cpu() for x in (o, *gradients)])
+    for found in results:
+        assert all(map(torch.equal, found, results[0]))
+
+
+@each_rung
 def test_a_new_thread_has_no_context_of_its_own(kernel):
     """Where torch has memory at hand, the first call of the driver is ours."""
     torch = pytest.importorskip("torch", reason="torch is not installed")

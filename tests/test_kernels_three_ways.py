@@ -1,8 +1,9 @@
 """One number three ways for every kernel: as it runs, in the tile simulator, and in closed form.
 
 The kernels' own source runs thread by thread. Its traffic of global memory equals the simulator's
-tile step by tile step and, in total, the closed forms. A kernel that reads rows or columns beyond
-the end reads one within in their place: that moves nothing new, and such elements count once.
+tile step by tile step - on tensor cores tile by tile - and, in total, the closed forms. A kernel
+that reads rows or columns beyond the end reads one within in their place: that moves nothing new,
+and such elements count once.
 """
 
 import re
@@ -18,7 +19,12 @@ greenlet = pytest.importorskip("greenlet")
 
 import test_flash1_threads as flash1  # noqa: E402
 import test_flash2_threads as flash2  # noqa: E402
+import test_hopper_backward_threads as hopper_backward  # noqa: E402
+import test_hopper_threads as hopper  # noqa: E402
 import test_standard_threads as standard  # noqa: E402
+import test_tensor_core_gradients_threads as tensor_core_gradients  # noqa: E402
+import test_tensor_core_threads as tensor_core  # noqa: E402
+import traced_attention  # noqa: E402
 from traced_attention import random_problem  # noqa: E402
 
 from flash_numba.ladder import RUNGS  # noqa: E402
@@ -147,6 +153,77 @@ def of_simulator(program, problem, options) -> Counter:
         log: Any = simulate(program, problem, **where, **options).log
         total += logged(log, AXES)
     return total
+
+
+MATRIX_CASE = {"seqlen_q": 72, "seqlen_k": 80, "head_dim": 64, "num_heads": 2, "dtype": "fp16"}
+MAPS = {f"{name.lower()}_map[0]": name for name in ("Q", "K", "V", "O", "dK", "dV")}
+
+
+def matrix_kernel(rung, direction, problem, q, k, v, do):
+    """Run a kernel of the tensor cores with small tiles: tile_m and tile_n."""
+    if direction == "backward":
+        truth = hopper_backward.exact(problem, q, k, v, do)
+        if rung == "hopper":
+            hopper_backward.backward(problem, q, k, v, do, truth)
+            return 16, 128
+        tensor_core_gradients.gradients(problem, q, k, v, do, truth)
+        return 32, 32
+    if rung == "tensor_core":
+        tensor_core.forward(problem, q, k, v)
+        return 32, 32
+    tiles = hopper.small_tiles(problem)
+    hopper.forward(problem, q, k, v, tiles, blocks=problem.seqlen_q)
+    return tiles.tile_m, tiles.tile_n
+
+
+def by_own_tile(steps: Counter, names: dict[str, str]) -> Counter:
+    """Traffic of each tile of each tensor, whatever it was for."""
+    total = Counter()
+    for step, count in steps.items():
+        tensor = names.get(step.tensor, step.tensor)
+        own = step.m_block if "m" in AXES[tensor] else step.n_block
+        total[tensor, step.direction, own] += count
+    return total
+
+
+@pytest.mark.parametrize(
+    ("direction", "causal"), [("forward", False), ("forward", True), ("backward", True)]
+)
+@pytest.mark.parametrize("rung", ["tensor_core", "hopper"])
+def test_each_tile_moves_as_often_as_in_the_simulator(rung, direction, causal, monkeypatch):
+    """Copies run ahead of the step that they are for: each tensor's tiles are looked at alone."""
+    reports = []
+
+    class Recorded:
+        """`trace` with tiles, which keeps its reports."""
+
+        def __init__(self, kernel, **options):
+            self.tracer = trace(kernel, check=False, tiles=True)
+
+        def __getitem__(self, sizes):
+            def run(*arguments):
+                reports.append(self.tracer[sizes](*arguments))
+                return reports[-1]
+
+            return run
+
+    for module in (traced_attention, hopper):
+        monkeypatch.setattr(module, "trace", Recorded)
+    problem, *given = random_problem(**MATRIX_CASE, causal=causal)
+    tile_m, tile_n = matrix_kernel(rung, direction, problem, *given)
+    names = {name: MAPS.get(name, name) for name in reports[-1].arrays}
+    axes = {name: AXES[tensor] for name, tensor in names.items() if tensor in AXES}
+    found = by_own_tile(reports[-1].tile_steps(axes, tile_m, tile_n), names)
+    options: dict[str, Any] = {"tile_m": tile_m, "tile_n": tile_n, "direction": direction}
+    wanted = by_own_tile(of_simulator("flash2", problem, options), {})
+    tensors = ("Q", "K", "V", "O") if direction == "forward" else ("Q", "K", "V", "dK", "dV")
+    assert {tensor for tensor, _, _ in found} >= set(tensors)
+    for tensor in tensors:
+        ours, theirs = (
+            {key: count for key, count in one.items() if key[0] == tensor}
+            for one in (found, wanted)
+        )
+        assert ours == theirs, tensor
 
 
 def test_view_beside_the_simulator(monkeypatch):

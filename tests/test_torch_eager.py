@@ -1,5 +1,6 @@
 """Eager calls on torch tensors "on a GPU": what their cache of plans may and may not do."""
 
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,13 @@ from packed import packed_problem  # noqa: E402
 from public_api import rounding  # noqa: E402
 from test_interop_torch import BAD, EVEN, MASK, OPTIONS, SLOPES, TorchApi, hold, leaf, numpy, qkv  # noqa: E402  # noqa: E402
 
-from flash_numba import attention, flash_attention, flash_attention_varlen, masks  # noqa: E402
+from flash_numba import (  # noqa: E402
+    attention,
+    flash_attention,
+    flash_attention_varlen,
+    masks,
+    plan_store,
+)
 from flash_numba import reference as ref  # noqa: E402
 from flash_numba.interop import torch_eager, torch_pass, torch_repeated  # noqa: E402
 from flash_numba.problem import Problem  # noqa: E402
@@ -149,6 +156,22 @@ def test_another_device_has_a_plan_of_its_own(gpu, monkeypatch):
     monkeypatch.setattr(torch_pass, "current_device", lambda: 1)
     flash_attention(*given)
     assert len(gpu.planned) == 2
+
+
+def test_plans_are_read_from_disk_on_the_tensors_own_device(gpu, monkeypatch):
+    entered, read = [], []
+
+    @contextmanager
+    def device(index):
+        entered.append(index)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(plan_store, "load", lambda _, device: read.append((device, *entered)))
+    q, k, v = (x.requires_grad_() for x in plain())
+    flash_attention(q, k, v).sum().backward()
+    assert read == 2 * [(q.get_device(),) * 2]
 
 
 def test_the_same_plan_serves_other_memory(gpu):

@@ -239,7 +239,8 @@ class _Call:
         if self.stored is None:
             return TorchPass(plan(), like)
         where = repr((*_model(device), self.stored, more))
-        found = plan_store.load(where, device)
+        with torch.cuda.device(device):
+            found = plan_store.load(where, device)
         if found is None:
             found = plan()
             plan_store.save(where, found)

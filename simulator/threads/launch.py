@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,7 @@ class Launch:
         names = self._parameters(args)
         self.globals.plan(_arrays(args))
         values = [self._value(value, name) for name, value in zip(names, args, strict=True)]
-        self.arrays = {
-            name: one for name, one in zip(names, values, strict=True) if isinstance(one, Array)
-        }
+        self.arrays = dict(_named(tuple(values), names))
         kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
         dynamic = self.configured.shared_bytes
         if self.shared.static_bytes + dynamic > MOST_SHARED_BYTES:
@@ -230,6 +229,15 @@ def _arrays(value) -> list[np.ndarray]:
     if isinstance(value, tuple):
         return [array for one in value for array in _arrays(one)]
     return [value] if isinstance(value, np.ndarray) else []
+
+
+def _named(values: tuple, names: list[str]) -> Iterator[tuple[str, Array]]:
+    """The traced arrays within nested tuples, as they are called."""
+    for value, name in zip(values, names, strict=True):
+        if isinstance(value, tuple):
+            yield from _named(value, [f"{name}[{i}]" for i in range(len(value))])
+        elif isinstance(value, Array):
+            yield name, value
 
 
 def _kind(value) -> Kind:

@@ -124,6 +124,9 @@ for name, matrix in (("blocks", blocks), ("elements", speckled)):
 #
 # ALiBi, softcap, a bias, relative positions $R_{ij} = \sum_k w_k \sin(|i-j|\theta_k)$: the same
 # mechanism, a function of the score. No N × N table is stored, and no traffic is added.
+#
+# Nor by dropout: whether a weight is dropped is a function of its place and a seed, so that the
+# backward pass draws it again. **Predict** whether other tiles drop other weights.
 
 # %%
 change = masks.relative_positions(rng.standard_normal(8), 10000.0 ** (-np.arange(8) / 8))
@@ -131,6 +134,11 @@ relative = Problem(96, 96, 16, score_mods=(change,))
 truth, _ = reference.forward(relative, q, k, v)
 run = simulate("flash2", relative, q, k, v, tile_m=32, tile_n=32)
 print(f"off by {np.abs(run.arrays['O'] - truth).max():.0e}, traffic {run.counts.hbm_elements}")
+
+dropped = Problem(96, 96, 16, dropout_p=0.5, seed=7)
+two = [simulate("flash2", dropped, q, k, v, tile_m=tile, tile_n=tile) for tile in (16, 32)]
+apart = np.abs(two[0].arrays["O"] - two[1].arrays["O"]).max()
+print(f"dropout: two tilings are {apart:.0e} apart, traffic {two[1].counts.hbm_elements}")
 
 # %% [markdown]
 # ## Heads that share keys

@@ -139,9 +139,30 @@ for size in (4, 8, 16):
     print(f"{size:2} bytes a lane: {equal} of {len(cases)} equal to the counter")
 
 # %% [markdown]
-# The same number, from a Python program and from silicon. That is what "one number, four ways"
-# means here: tile simulator, closed form, thread-by-thread run, hardware counter. The table for
-# every rung is in `docs/counting.md`.
+# The same number, from a Python program and from silicon.
+#
+# ## One number, four ways
+#
+# Now a whole kernel, flash2's own source. **Predict.** The simulator of notebook 5, its closed form
+# and a run thread by thread count bytes of Q, K and V: do three programs that share no code agree?
+# And does the last one know how many sectors Nsight Compute counts?
+
+# %%
+sys.path.insert(0, "../benchmarks")
+import four_ways
+
+row = next(one for one in four_ways.ROWS if one.case == "flash2-forward-full")
+reports = four_ways.traced_now(row.case)  # its blocks thread by thread: takes a while
+(simulated, form), _ = four_ways.by_simulator(row)
+print(f"bytes read: tile simulator {simulated:,}, closed form {form:,}, ", end="")
+print(f"threads {four_ways.by_threads(reports, row.skip)[0]:,}")
+hardware = four_ways.measured(row.case, reports)
+told = "not counted since the kernel changed" if hardware is None else f"{hardware[0]:,}"
+print(f"sectors read: threads {four_ways.sectors(reports)[0]:,}, Nsight Compute {told}")
+
+# %% [markdown]
+# More sectors than the bytes fill: some of its warps take parts of sectors. Which line does it?
+# `reports[0].lines()` says. `docs/counting.md` has such a row for every rung.
 #
 # ## What a cache does to a count
 #
