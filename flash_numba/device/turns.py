@@ -81,7 +81,7 @@ def make_next_visit(key_range, exact: bool, listed: bool, tile_m: int, tile_n: i
         turn = types.int32(0)
         earlier = next_key_tile(visit.start, n_block, m_block, batch, head, tiles)
         while earlier < n_block:
-            turn += types.int32(1)
+            turn = types.int32(turn + 1)  # int32 + int32 is int64 to Numba
             earlier = next_key_tile(earlier + 1, n_block, m_block, batch, head, tiles)
         return turn
 
