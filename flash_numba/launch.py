@@ -217,7 +217,8 @@ def upload(values, copy=None) -> tuple[Any, list]:
             stored = value.dtype
             if dtype_of(value) in ("float64", "fp16", "bf16"):
                 stored = np.float32
-            owners.append(copy(np.ascontiguousarray(small, stored)))
+            # A copy, for strides that are not 0: of those Numba would read the GPU's memory first.
+            owners.append(copy(np.array(small, stored, order="C")))
             view = DeviceArray.of(owners[-1])
             kept = tuple(0 if z == 0 else s for z, s in zip(steps, view.strides, strict=True))
             return DeviceArray(view.pointer, value.shape, kept, view.dtype)

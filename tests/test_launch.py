@@ -74,6 +74,13 @@ def test_upload_copies_an_array_once_and_keeps_its_stride_0():
     assert ctypes.c_float.from_address(view.pointer + 8).value == 2
 
 
+def test_upload_hands_over_strides_that_are_not_0():
+    once = np.broadcast_to(np.ones((1, 1), np.int8), (4, 1))
+    (view,), owners = launch.upload((once,), Copy)
+    assert owners[0].array.strides == (1, 1)
+    assert (view.shape, view.strides) == ((4, 1), (0, 0))
+
+
 def test_launch_of_no_block_does_nothing():
     assert launch.launch(None, 0, 128, 0, ()) is None
 
