@@ -50,9 +50,7 @@ def make_multiply_columns(tile_rows: int, tile_columns: int, depth: int, lanes: 
     read_a, read_b = make_read_side(tile_rows), make_read_side(tile_columns)
     skewed = make_skew(tile_columns)
     width, fours = column_width(lanes * tile_columns, tile_columns), depth // 4
-    by_rows = tile_columns < tile_rows
-    lines, length = (tile_rows, tile_columns) if by_rows else (tile_columns, tile_rows)
-    write_out = unroll_4 if by_rows else unroll_2
+    write_out = unroll_4 if tile_columns < tile_rows else unroll_2
 
     @room
     def multiply_columns(rC, sA, sB, row_group, lane):
@@ -75,15 +73,12 @@ def make_multiply_columns(tile_rows: int, tile_columns: int, depth: int, lanes: 
                 ahead = four if e < 3 else min(four + 1, fours - 1)  # the last step reads in vain
                 read_a(rA, then, sA, 4 * ahead + (e + 1) % 4, row)
                 read_b(rB, then, sB, ahead, (e + 1) % 4 * width + column)
-                for u in range(lines):
+                for j in range(tile_columns):
                     unroll_full()
-                    for h in range(length):
+                    for h in range(tile_rows):
                         unroll_full()
-                        t = h if u % 2 == 0 else length - 1 - h
-                        if by_rows:
-                            rC[u, t] += rA[now, u] * rB[now, t]
-                        else:
-                            rC[t, u] += rA[now, t] * rB[now, u]
+                        i = h if j % 2 == 0 else tile_rows - 1 - h
+                        rC[i, j] += rA[now, i] * rB[now, j]
             four += 1
 
     return multiply_columns
