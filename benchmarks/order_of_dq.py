@@ -21,7 +21,7 @@ HANDOVER = 0.7
 """From an addition until the next key tile may add: assumed, some microsecond over L2."""
 BETWEEN = 1.0
 """From a key tile's last step to the next one's first: assumed."""
-KEY_TILES_AT_ONCE = 16
+KEY_TILES_AT_ONCE = 32
 """Of a head, if there are as many; as in `hopper_backward`."""
 ORDERS = "none", "ascending", "descending", "ascending, last query first"
 """Key tiles add as they come; from the first on; from the last on; from the first on, each starting

@@ -113,8 +113,8 @@ class Rung:
     deterministic : bool
         Whether its backward gives the same bits each time.
     fast_backward : str or None
-        A module like the second of `modules`, whose backward is faster and gives other bits each
-        time.
+        A module like the second of `modules`, whose backward may be faster and may give other bits
+        each time.
     borrows_backward : tuple of (str, int), or None
         Another rung, whose kernels do the backward pass where a head dimension is above the number,
         or where gradients of a bias or of a score_mod's tensors are asked for.
@@ -219,8 +219,10 @@ class Rung:
             if reason:
                 return f"its backward pass is {name}'s: {reason}"
         if self.fast_backward is not None:
-            return "its backward pass gives the same bits each time; deterministic=False: faster"
-        return "" if self.deterministic else "its backward pass gives other bits each time"
+            return (
+                "its backward pass gives the same bits each time; deterministic=False may be faster"
+            )
+        return "" if self.deterministic else "its backward pass may give other bits each time"
 
 
 _NOT_PACKED = frozenset({"packed sequences"})

@@ -48,7 +48,7 @@ from .tensor_core_tiles import allows_chunks
 
 ALL = True, True, True
 """dQ, dK and dV are wanted."""
-KEY_TILES_AT_ONCE = 16
+KEY_TILES_AT_ONCE = 32
 """Key tiles of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
 
 

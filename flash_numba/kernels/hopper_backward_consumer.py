@@ -154,14 +154,14 @@ def make_consume(
                 multiply_scores(rS, sK[w], sQ[stage])
                 barrier_wait(bars, do_here + stage, phase)
                 multiply_values(rdP, sV[w], sdO[stage])
-                numbers = sRows[stage]
+                numbers, partial = sRows[stage], step[PARTIAL] != 0
                 if busy:
                     wait_both(rS, rdP)
                     change_both(rS, rdP, numbers, step, sBlocks[step[BLOCK]], sizes, scale, w, tid,
                                 score_aux, dropout)  # fmt: skip
                 else:
                     wait_first(rS)
-                if step[PARTIAL] != 0:
+                if partial:
                     hide(rS, step, sBlocks[step[BLOCK]], sizes, w, tid, mask_aux, range_aux)
                 weights(rS, numbers, tid, factor)
                 if busy:
@@ -198,12 +198,13 @@ def make_consume(
                 elif wants_dq:
                     add_sums(Sums, place, w, tid, rdQ)
                 end_turn()
+                before = stage
+                stage, phase = next_stage(stage, phase)
+                barrier_wait(bars, q_here + stage, phase)  # it has come; behind dK it would cost
+                going = sSteps[slot_of(stage, phase), FIRST] == 0
                 wait_dk(acc_dk, rdS)
                 if tid == 0:
-                    barrier_arrive(bars, q_done + stage)
-                stage, phase = next_stage(stage, phase)
-                barrier_wait(bars, q_here + stage, phase)
-                going = sSteps[slot_of(stage, phase), FIRST] == 0
+                    barrier_arrive(bars, q_done + before)
 
             # Epilogue: dK and dV leave through the place of dS; the next K and V come meanwhile.
             meet_consumers()  # nobody reads K, V or dS any more

@@ -23,7 +23,7 @@ class HopperBackwardTiles(NamedTuple):
     tile_m : int
         Queries of a tile, a multiple of 16.
     stages : int
-        Q tiles, and dO tiles, that may be in shared memory.
+        Q tiles, and dO tiles, that may be in shared memory; at least two.
     """
 
     depth: int

@@ -28,7 +28,7 @@ ROW = {
 }
 """What a row holds: `peers` has milliseconds, `ratios` the peer's time over ours, by name.
 
-`deterministic` is false of a backward pass that gives other bits each time.
+`deterministic` is false of a backward pass that may give other bits each time.
 """
 
 
