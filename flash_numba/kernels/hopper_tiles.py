@@ -107,13 +107,16 @@ def hopper_tiles(problem: Problem) -> HopperTiles:
     panels = depth_v // panel
     if problem.dropout_p > 0 or problem.score_mods:  # their registers want smaller tiles
         return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel)
-    # 192 query rows waste less of the exponentials' time, but more of a short causal triangle:
-    # 11 % more scores than 128 at 2,048 queries, 9 % at 4,096, 3 % at 8,192.
-    short = problem.range_mask is not None and problem.seqlen_q <= 2048
-    if widest <= 64 and (short or problem.key_lengths is not None):
+    # 192 query rows waste less of the exponentials' time, but more of a short causal triangle: a
+    # third more scores than 128 at 1,024 queries, 11 % at 2,048, 9 % at 4,096, 3 % at 8,192. Tiles
+    # of 64 columns are small: more of them under way bridge a short sequence's changes of head.
+    short = problem.range_mask is not None and problem.seqlen_q <= 1024
+    if widest <= 64 and problem.key_lengths is not None:
         return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
+    if widest <= 64 and short:
+        return HopperTiles(depth, depth_v, 128, 2, 4, 2, panels, panel)
     if widest <= 64:
-        return HopperTiles(depth, depth_v, 128, 3, 2, 2, panels, panel)
+        return HopperTiles(depth, depth_v, 128, 3, 3, 2, panels, panel)
     if widest <= 128:
         return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
     if widest <= 192:
