@@ -15,10 +15,18 @@ from traced_attention import blank, budget_of, extra, run, stored, truth
 from traced_gpu import install_traced
 
 from flash_numba import flash_attention_varlen, flash_attention_varlen_backward, masks
-from flash_numba.kernels import packed_tiles, tensor_core, tensor_core_dkv, tensor_core_dq
+from flash_numba.kernels import (
+    packed_tiles,
+    tensor_core,
+    tensor_core_backward,
+    tensor_core_dkv,
+    tensor_core_dq,
+    tensor_core_gradients,
+)
 from flash_numba.kernels.spec import Spec, padded
 from flash_numba.kernels.tensor_core import LOG2_E
 from flash_numba.kernels.tensor_core_backward_tiles import KeyGradientTiles, QueryGradientTiles
+from flash_numba.kernels.tensor_core_gradients_tiles import GradientTiles
 from flash_numba.kernels.tensor_core_tiles import TensorTiles, is_scale_folded
 from simulator import theory
 from simulator.run import simulate
@@ -52,34 +60,36 @@ def expected_list(problem, packed, tile, of_keys=False):
     work = [k if not of_keys else q for (*_, q), (*_, k) in zip(*rows, strict=True)]
     for number in sorted(range(len(work)), key=lambda n: (-work[n], n)):
         (first_q, rows_q, q), (first_k, rows_k, k) = rows[0][number], rows[1][number]
-        own = rows_k if of_keys else rows_q
-        tiles, first = -(-own // tile), len(found)
+        own, other = (rows_k, rows_q) if of_keys else (rows_q, rows_k)
+        tiles, first = max(-(-own // tile), 1 if of_keys else 0), len(found)
         batch = min(number, problem.batch - 1)
-        found += [[batch, first, tiles, first_q, q, first_k, k, own]] * tiles
+        found += [[batch, first, tiles, first_q, q, first_k, k, own, other]] * tiles
     return found
 
 
-@pytest.mark.parametrize("where", ["host", "gpu"])
-def test_public_functions_reach_the_kernels(where, monkeypatch):
+@pytest.mark.parametrize(("where", "cc"), [("host", (7, 5)), ("gpu", (8, 0))])
+def test_public_functions_reach_the_kernels(where, cc, monkeypatch):
     """From the front door on: the lists lie where masks and kernels look for them."""
     wrap: Any = CudaArray if where == "gpu" else np.asarray
-    names = install_traced(monkeypatch)
+    one = cc >= (8, 0)  # and there is room
+    names = install_traced(monkeypatch, 163 if one else 32)
+    monkeypatch.setattr(tensor_core_backward, "compute_capability", lambda: cc)
     problem, packed = packed_problem(
-        [9, 0, 5], [5, 4, 11], [8, 0, 5], head_dim=8, dtype="fp16", causal=True
+        [9, 0, 5], [5, 4, 11], [8, 0, 5], head_dim=8, dtype="fp16", causal=not one
     )
     arrays = packed_arrays(problem)
     q, k, v, do, cu_q, cu_k, used = map(
         wrap, (*(arrays[name] for name in ("q", "k", "v", "do")), *packed[:3])
     )
-    options = {"seqused_q": used, "causal": True, "kernel": "tensor_core"}
+    options = {"seqused_q": used, "causal": not one, "kernel": "tensor_core"}
     o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **options)
     grads = flash_attention_varlen_backward(do, q, k, v, o, lse, cu_q, cu_k, **options)
     found = {"o": o, "lse": lse, "dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
     hold(problem, {n: x.array if where == "gpu" else x for n, x in found.items()}, arrays)
     assert names[:2] == ["list_tiles", "tensor_core_forward"]
-    assert names[2:] == [
-        "row_dots", "list_tiles", "tensor_core_dq", "list_tiles", "tensor_core_dkv"
-    ]  # fmt: skip
+    two = "list_tiles", "tensor_core_dq", "list_tiles", "tensor_core_dkv"
+    expected = ("list_tiles", "tensor_core_gradients") if one else two
+    assert names[2:] == ["row_dots", *expected]
 
 
 @pytest.mark.parametrize("of_keys", [False, True], ids=["queries", "keys"])
@@ -88,7 +98,7 @@ def test_list_of_tiles(of_keys):
     problem, packed = packed_problem(*rows, used_q=[5, 0, 60, 32], slack=(11, 0), head_dim=8)
     shift, tiles = listed(problem, packed, 32, of_keys)
     expected = expected_list(problem, packed, 32, of_keys)
-    assert tiles[: len(expected)].tolist() == expected
+    assert tiles[: len(expected), :9].tolist() == expected
     assert not tiles[len(expected) :, 2].any()
     assert shift[:4].tolist() == problem.shift.tolist()
 
@@ -101,7 +111,7 @@ def test_lists_of_many_sequences_do_not_overlap():
     _, tiles = listed(problem, packed, 16)
     used = tiles[tiles[:, 2] > 0]
     places = set()
-    for batch, first, count, first_q, seqlen_q, *_, own in used.tolist():
+    for batch, first, count, first_q, seqlen_q, *_, own, _ in used[:, :9].tolist():
         assert tiles[first : first + count, :3].tolist() == [[batch, first, count]] * count
         places |= {(first_q, own)}
         assert seqlen_q in (own, 0)
@@ -116,7 +126,7 @@ def test_lengths_that_make_no_sense_stay_inside_the_tensors(cu):
         cu_seqlens_q=np.array(cu, np.int32), seqused_q=np.array([-1, 2**31 - 1, 50], np.int32)
     )
     _, tiles = listed(problem, wrong, 16)
-    used = tiles[tiles[:, 2] > 0].astype(np.int64)
+    used = tiles[tiles[:, 2] > 0, :9].astype(np.int64)
     assert (used >= 0).all()
     assert (used[:, 0] < 3).all()
     assert (used[:, 3] + used[:, 7] <= 60).all()
@@ -166,6 +176,29 @@ def kernels(
     return found, reports
 
 
+def one_kernel(problem, packed, q, k, v, do, lse, o, count=False, order=None, **tile) -> Any:
+    """dQ, dK and dV of the kernel of all gradients, and its report."""
+    depths = padded(problem.head_dim, 32), padded(problem.head_dim_v, 32)
+    spec = Spec.of(problem, problem.head_dim % 8 == problem.head_dim_v % 8 == 0)
+    tiles = GradientTiles(*depths, 2, 2, 2, 32, **tile)
+    found = {n: blank(problem.shapes[n], q.dtype) for n in ("dq", "dk", "dv")}
+    delta = np.einsum("ihd,ihd->hi", o.astype(np.float64), do.astype(np.float64))
+    axes = tensor_core_gradients.query_tiles(problem, tiles.tile_m)
+    turns, sums = np.zeros(axes, np.int32), blank((*axes, tiles.tile_m * tiles.depth))
+    batches = max(problem.batch, 1)
+    shared = (np.broadcast_to(x, (batches, *x.shape[1:])) for x in (sums, turns))
+    inputs = (in_batches(problem, x) for x in (q, k, v, do, lse, delta.astype(np.float32)))
+    outputs = (in_batches(problem, x) for x in found.values())
+    scale = np.float32(problem.softmax_scale)
+    rows = listed(problem, packed, tiles.tile_n, True)[1]
+    mask_aux, range_aux, score_aux, _, _, dropped = extra(problem)
+    more = mask_aux, range_aux, score_aux, (rows,), (), dropped
+    arguments = *inputs, *shared, np.zeros(1, np.int32), *outputs, scale * LOG2_E, scale, *more
+    kernel = tensor_core_gradients.make_gradients(spec, tiles)
+    grid = len(rows) * problem.num_kv_heads
+    return found, run(kernel, grid, tiles.threads, tiles.shared_bytes, arguments, order, count)
+
+
 def answer(alone, batch, q, k, v, do):
     """The truth for one sequence; its number matters to dropout and to slopes of its own."""
     found = truth(alone, *(np.repeat(x, alone.batch, axis=0) for x in (q, k, v, do)))
@@ -213,6 +246,16 @@ def test_kernels(name):
     hold(problem, kernels(problem, packed, **arrays)[0], arrays)
 
 
+@pytest.mark.parametrize("name", sorted(set(CASES) - {*COUNTED, "dropout-softcap"}))
+def test_all_gradients_by_one_kernel(name):
+    problem, packed = packed_problem(**CASES[name])
+    arrays = packed_arrays(problem)
+    found, _ = kernels(problem, packed, **arrays)
+    stages = 3 if name == "causal-gqa" else 2
+    grads, _ = one_kernel(problem, packed, **arrays, lse=found["lse"], o=found["o"], stages=stages)
+    hold(problem, found | grads, arrays)
+
+
 def test_alibi_of_each_sequence():
     plain, packed = packed_problem(**SIZES, **LENGTHS)
     change = masks.alibi(SLOPES, plain.shift)
@@ -246,3 +289,28 @@ def test_kernels_and_that_their_traffic_is_what_the_simulator_counts(name):
             read = counts.reads.get(tensor, 0) - by_delta_pass.get(tensor, 0)
             assert moved == [read, counts.writes.get(tensor, 0)], (direction, tensor)
     assert not any(report.findings for report in reports.values())
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_traffic_of_the_one_kernel_is_what_the_simulator_counts(name):
+    """All but dQ's, which the first to add does not read, and the last adds to no sum."""
+    problem, packed = packed_problem(**CASES[name])
+    arrays = packed_arrays(problem)
+    found, _ = kernels(problem, packed, **arrays)
+    grads, report = one_kernel(
+        problem, packed, **arrays, lse=found["lse"], o=found["o"], count=True
+    )
+    hold(problem, found | grads, arrays)
+    counts = simulate("flash2", problem, head=None, direction="backward", **TILES).counts
+    queries = problem.side_of("q")
+    by_delta_pass = {"dO": queries.used.sum() * problem.num_heads * problem.head_dim_v}
+    for tensor in ("Q", "K", "V", "dO", "LSE", "dK", "dV"):
+        moved = [
+            report.count("global", kind, tensor).bytes // (4 if tensor == "LSE" else 2)
+            for kind in ("load", "store")
+        ]
+        read = counts.reads.get(tensor, 0) - by_delta_pass.get(tensor, 0)
+        assert moved == [read, counts.writes.get(tensor, 0)], tensor
+    written = report.count("global", "store", "dQ").bytes // 2
+    assert written == queries.total * problem.num_heads * problem.head_dim
+    assert not report.findings

@@ -1,8 +1,8 @@
 """Arrays of 16-bit elements read and written in 32-bit words, as tensor-core operands are held.
 
-A word is two neighbours of the last axis, the first in the lower half. These are inline PTX, which
-the compiler does not reorder with other accesses of the same memory (it may take accesses through
-pointers of two types for accesses of two arrays).
+A word is two neighbours of the last axis, the first in the lower half, or one number of 32 bits.
+These are inline PTX, which the compiler does not reorder with other accesses of the same memory (it
+may take accesses through pointers of two types for accesses of two arrays).
 """
 
 from typing import Any
@@ -17,14 +17,16 @@ def _address(context, builder, array, args, index, space):
     return builder.ptrtoint(pointer, I32 if space == SHARED else I64)
 
 
-def _load(name, space, count, doc) -> Any:
+def _load(name, space, count, doc, load="ld") -> Any:
     where, letter = ("shared", "r") if space == SHARED else ("global", "l")
     vector = ".v4" if count == 4 else ""
     names = ", ".join(f"${i}" for i in range(count))
-    text = f"ld.{where}{vector}.b32 {{{names}}}, [${count}];"
+    text = f"{load}.{where}{vector}.b32 {{{names}}}, [${count}];"
     constraints = ",".join(["=r"] * count + [letter, "~{memory}"])
 
     def emulate(array, index):
+        if array.itemsize == 4:
+            return array.load_vector(index, count)
         parts = [int(x) for x in array.load_vector(index, 2 * count)]
         return tuple(parts[i] | parts[i + 1] << 16 for i in range(0, 2 * count, 2))
 
@@ -111,4 +113,11 @@ store_words4 = _store(
     SHARED,
     4,
     "``st.shared.v4.b32`` (9.7.9.11): ``store_words4(array, index, words)``, 8 elements.",
+)
+load_words4_uniform = _load(
+    "load_words4_uniform",
+    GLOBAL,
+    4,
+    "``ldu.global.v4.b32`` (9.7.9.12): 4 neighbours of 32 bits; see `ptx.load_uniform`.",
+    "ldu",
 )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..tiling import PARTIAL, SKIPPED, KeyTiles, make_key_tiles, make_query_span
 from .functions import device_function
 from .numba_cuda import cuda, room, types
+from .ptx_words import load_words4_uniform
 
 
 @cache
@@ -109,6 +110,13 @@ class Work(NamedTuple):
     rows: Any
 
 
+@room
+def map_int32(words):
+    """Four words as signed numbers."""
+    a, b, c, d = words
+    return types.int32(a), types.int32(b), types.int32(c), types.int32(d)
+
+
 @cache
 def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: bool = False):
     """Room ``work_of(num_heads, Q, K, tile, lengths) -> Work``.
@@ -139,22 +147,50 @@ def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: boo
     def work_of_packed(num_heads, Q, K, tile, lengths):
         heads, index = types.uint32(num_heads), types.uint32(cuda.blockIdx.x)
         row = types.int32(index // heads)
-        Tiles = lengths[0]
-        blocks = Tiles[row, 2]
+        batch, first, blocks, first_q = map_int32(load_words4_uniform(lengths[0], (row, 0)))
+        seqlen_q, first_k, seqlen_k, rows = map_int32(load_words4_uniform(lengths[0], (row, 4)))
         # The tiles of a sequence are neighbours, so those of all its heads are too.
-        place = types.uint32(index - types.uint32(Tiles[row, 1]) * heads)
+        place = types.uint32(index - types.uint32(first) * heads)
         many = types.uint32(max(blocks, 1)) if rows_first else heads
         outer, inner = types.int32(place // many), types.int32(place % many)
         head = outer if rows_first else inner
         block = inner if rows_first else types.int32(blocks - 1 - outer)
-        batch = Tiles[row, 0] if blocks > 0 else types.int32(-1)
-        seqlen_q, seqlen_k = Tiles[row, 4], Tiles[row, 6]
+        if blocks == 0:
+            batch = types.int32(-1)
         if not of_keys and block * tile >= seqlen_q:
             seqlen_k = types.int32(0)  # nobody asks
-        ends = Tiles[row, 3], seqlen_q, Tiles[row, 5], seqlen_k, Tiles[row, 7]
-        return Work(batch, head, block, blocks, *ends)
+        return Work(batch, head, block, blocks, first_q, seqlen_q, first_k, seqlen_k, rows)
 
     return work_of_packed if packed else work_of_dense
+
+
+NOTES = 12
+"""Numbers of a packed tile in shared memory: `note`."""
+
+
+@room
+def note(sNotes, work, visit, kv_head, tid, tile_n):
+    """Put what a block of a packed batch knows of its tile into `sNotes` (shared int32).
+
+    It was read from memory, and would take a register a number in every thread, where otherwise
+    there are parameters and constants. So it is read again where it is needed: `recall`.
+    """
+    if tid == 0:
+        sNotes[0], sNotes[1], sNotes[2] = work.batch, work.head, kv_head
+        sNotes[3], sNotes[4], sNotes[5] = work.first_q, work.seqlen_q, work.first_k
+        sNotes[6], sNotes[7], sNotes[8] = work.seqlen_k, work.rows, work.block
+        sNotes[9], sNotes[11] = visit.full_start, visit.stop
+        sNotes[10] = min(visit.full_stop, work.seqlen_k // tile_n)
+    cuda.syncthreads()
+
+
+@room
+def recall(sNotes):
+    """``(Work, KeyTiles, kv_head)`` from `note`, less the first tile to visit and their number."""
+    batch, head, kv_head, zero = sNotes[0], sNotes[1], sNotes[2], types.int32(0)
+    ends = sNotes[3], sNotes[4], sNotes[5], sNotes[6], sNotes[7]
+    work = Work(batch, head, sNotes[8], zero, *ends)
+    return work, KeyTiles(zero, sNotes[9], sNotes[10], sNotes[11]), kv_head
 
 
 @cache

@@ -3,10 +3,109 @@
 from functools import cache
 from typing import Any, NamedTuple
 
-from .numba_cuda import room, types
+from .gradients import take_ticket
+from .numba_cuda import cuda, room, types
 from .ptx import load_acquire, store_release
-from .schedule import make_key_tiles_room, make_tile_list, narrowed
+from .ptx_words import load_words4_uniform
+from .schedule import (
+    make_agreed,
+    make_key_tiles_room,
+    make_keys_of,
+    make_tile_list,
+    map_int32,
+    narrowed,
+)
 from .unroll import unroll_none
+
+
+class KeyWork(NamedTuple):
+    """The key tile that a block owns, in 32-bit numbers.
+
+    Attributes
+    ----------
+    batch, head, block : int
+        Which sequence, -1 where there is nothing to do, which head of K, which of its key tiles.
+    first_q, seqlen_q, rows_q : int
+        Where the sequence's queries begin on the arrays' axis of rows, how many there are, and how
+        many rows of dQ are its own.
+    first_k, seqlen_k, rows_k : int
+        Likewise its keys, dK and dV.
+    first_tile : int
+        Where its query tiles begin among those of all.
+    """
+
+    batch: Any
+    head: Any
+    block: Any
+    first_q: Any
+    seqlen_q: Any
+    rows_q: Any
+    first_k: Any
+    seqlen_k: Any
+    rows_k: Any
+    first_tile: Any
+
+
+@room
+def recall(sWork):
+    """The `KeyWork` of a packed batch from shared memory, where `make_key_work` put it."""
+    place, queries = (sWork[0], sWork[1], sWork[2]), (sWork[3], sWork[4], sWork[5])
+    return KeyWork(*place, *queries, sWork[6], sWork[7], sWork[8], sWork[9])
+
+
+@cache
+def make_key_work(
+    packed: bool, has_lengths: bool, at_once: int, tile_m: int, tile_n: int, uniform: bool
+):
+    """Room ``key_work(sWork, Ticket, Q, K, lengths, tid) -> KeyWork``.
+
+    Who adds to a query tile before this block has started before it. `packed`, `has_lengths` and
+    `lengths` as for `schedule.make_work_of`, with a list of key tiles; of a packed batch the heads
+    of a sequence are worked on together, otherwise `at_once` of all heads.
+
+    A packed batch's numbers were read from memory, and would take a register each in every thread:
+    they lie in `sWork` too, 12 int32 in shared memory, for `recall`.
+    """
+    keys_of, agreed = make_keys_of(has_lengths), make_agreed(uniform)
+
+    @room
+    def key_work_dense(sWork, Ticket, Q, K, lengths, tid):
+        ticket = types.int32(agreed(take_ticket(Ticket, tid)))
+        key_blocks = (K.shape[1] + tile_n - 1) // tile_n
+        place = work_of(ticket, key_blocks, Q.shape[0], types.int32(K.shape[2]), at_once)
+        n_block, batch, head = place
+        rows_q, rows_k = types.int32(Q.shape[1]), types.int32(K.shape[1])
+        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
+        zero = types.int32(0)
+        return KeyWork(batch, head, n_block, zero, rows_q, rows_q, zero, seqlen_k, rows_k, zero)
+
+    @room
+    def read_work(ticket, K, lengths):
+        heads, index = types.uint32(K.shape[2]), types.uint32(ticket)
+        row = types.int32(index // heads)
+        batch, first, blocks, first_q = map_int32(load_words4_uniform(lengths[0], (row, 0)))
+        seqlen_q, first_k, seqlen_k, rows_k = map_int32(load_words4_uniform(lengths[0], (row, 4)))
+        rows_q = types.int32(load_words4_uniform(lengths[0], (row, 8))[0])
+        place = types.uint32(index - types.uint32(first) * heads)
+        block, head = types.int32(place // heads), types.int32(place % heads)
+        first_tile = types.int32(first_q // tile_m + batch)  # each wastes a tile at most
+        if blocks == 0:
+            batch = types.int32(-1)
+        queries, keys = (first_q, seqlen_q, rows_q), (first_k, seqlen_k, rows_k)
+        return KeyWork(batch, head, block, *queries, *keys, first_tile)
+
+    @room
+    def key_work_packed(sWork, Ticket, Q, K, lengths, tid):
+        if tid == 0:
+            work = read_work(cuda.atomic.add(Ticket, 0, 1), K, lengths)
+            sWork[0], sWork[1], sWork[2] = work.batch, work.head, work.block
+            sWork[3], sWork[4], sWork[5] = work.first_q, work.seqlen_q, work.rows_q
+            sWork[6], sWork[7], sWork[8] = work.first_k, work.seqlen_k, work.rows_k
+            sWork[9] = work.first_tile
+        cuda.syncthreads()
+        return recall(sWork)
+
+    return key_work_packed if packed else key_work_dense
 
 
 @room
@@ -111,16 +210,17 @@ def make_next_visit(key_range, exact: bool, listed: bool, tile_m: int, tile_n: i
 def make_clear_unvisited(
     key_range, exact: bool, listed: bool, tile_m: int, tile_n: int, some: bool, threads: int
 ):
-    """Room ``clear_unvisited(gX, tid, tiles, n_block, batch, head, seqlen_q, seqlen_k, aux)``.
+    """Room ``clear_unvisited(gX, rows, tid, tiles, *where)``, `where` as for `query_span`.
 
-    Zeros in the rows of `gX` that belong to query tiles without a key tile, written by the threads
-    of the first key tile's block. If `some` is False there are none.
+    Zeros in the rows of `gX` that belong to query tiles without a key tile, and in those between
+    `seqlen_q` and `rows`, written by the threads of the first key tile's block. If `some` is False
+    there are none.
     """
     key_tiles = make_key_tiles_room(key_range, exact)
     next_key_tile, _ = make_tile_list(listed)
 
     @room
-    def clear_unvisited(gX, tid, tiles, n_block, batch, head, seqlen_q, seqlen_k, aux):
+    def clear_unvisited(gX, rows, tid, tiles, n_block, batch, head, seqlen_q, seqlen_k, aux):
         if some and n_block == 0:
             block = types.int32(tid)
             while block * tile_m < seqlen_q:
@@ -131,5 +231,8 @@ def make_clear_unvisited(
                         for column in range(gX.shape[1]):
                             gX[row, column] = 0
                 block += threads
+            for row in range(seqlen_q + tid // 32, rows, threads // 32):
+                for column in range(tid % 32, gX.shape[1], 32):
+                    gX[row, column] = 0
 
     return clear_unvisited

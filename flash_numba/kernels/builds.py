@@ -55,8 +55,8 @@ PROBLEMS = {
         "dropout_p": 0.1,
     },
 }
-PACKED = "packed causal"
-"""A kind of problem of the rungs that take packed batches, besides `PROBLEMS`."""
+PACKED = {"packed full": {}, "packed causal": {"causal": True}}
+"""Kinds of problems of the rungs that take packed batches, besides `PROBLEMS`."""
 
 
 class Build(NamedTuple):
@@ -71,7 +71,7 @@ class Build(NamedTuple):
         A key of `problem.DTYPES`.
     head_dim : int
     kind : str
-        A key of `PROBLEMS`, or `PACKED`.
+        A key of `PROBLEMS` or `PACKED`.
     cc : tuple
         One of `ARCHITECTURES`.
     """
@@ -130,9 +130,10 @@ def _is_made(build: Build) -> bool:
     """Whether the rung has a kernel for the build."""
     if build[:2] != ("tensor_core", "backward"):
         return True
-    if build.kind == PACKED:
+    if build.kind == "packed causal":
         return False
-    problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **PROBLEMS[build.kind])
+    options = PROBLEMS[build.kind.removeprefix("packed ")]
+    problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **options)
     spec, cc = Spec.of(problem, True), build.cc[:2]
     return gradient_tiles(spec, cc, shared_limit(cc)) is not None
 
@@ -155,7 +156,7 @@ def _tensor_core_candidates() -> Iterator[Build]:
                 yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
         for head_dim in (64, 128):
             yield Build("tensor_core", name, "bf16", head_dim, "full", (9, 0, "a"))
-            for kind in ("window and key lengths", "ALiBi and dropout", PACKED):
+            for kind in ("window and key lengths", "ALiBi and dropout", *PACKED):
                 yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
 
 
@@ -183,7 +184,7 @@ def all_builds() -> Iterator[Build]:
         own = {"standard": STANDARD, "tensor_core": TENSOR_CORE, "hopper": HOPPER}
         kernels = own.get(rung.name, ("forward", "backward"))
         depths = [depth for depth in (64, 128, 256) if depth <= rung.max_head_dim]
-        kinds = [*PROBLEMS, *([] if "packed sequences" in rung.kernels_lack else [PACKED])]
+        kinds = [*PROBLEMS, *([] if "packed sequences" in rung.kernels_lack else PACKED)]
         axes: Any = kernels, rung.dtypes, depths, kinds, ARCHITECTURES
         for axis in itertools.product(*axes) if rung.name in _PREPARE else ():
             build = Build(rung.name, *axis)
@@ -215,14 +216,14 @@ def _simple_builds() -> Iterator[Build]:
 
 def prepare(build: Build):
     """Kernel, signature and dynamic shared memory of a build."""
-    options: dict[str, Any] = PROBLEMS[build.kind] if build.kind != PACKED else {"causal": True}
-    if build.kind == PACKED:
+    options: dict[str, Any] = (PROBLEMS | PACKED)[build.kind]
+    if build.kind in PACKED:
         options = options | {"sequences": Sequences(256, 256, on_gpu=_array("int64", 1))}
     problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **options)
     kernel, tiles, shared_bytes, arguments, used = _PREPARE[build.rung](problem, build)
     values = extra_values(problem, *tiles)
     extra, _ = upload(values, lambda array: _Nowhere(array.shape, array.dtype.str))
-    if build.kind == PACKED:
+    if build.kind in PACKED:
         extra = (*extra[:3], (_array("int32", 2),), *extra[4:])
     arguments = (*arguments, *(extra[_EXTRA.index(name)] for name in used))
     return kernel, tuple(map(argument_types, arguments)), shared_bytes

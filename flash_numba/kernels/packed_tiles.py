@@ -11,17 +11,17 @@ from typing import Any
 
 from ..arrays import DeviceArray, broadcast, contiguous
 from ..device.numba_cuda import cuda, kernel, room, types
-from ..launch import fill_zero, launch
+from ..launch import launch
 from ..problem import Problem
 from ..sequences import Packed
 from ..tiling import ceil_div
 from .spec import padded
 
-SEQUENCES = 256
-"""Sequences that a block lists, a thread each, longest first among themselves."""
+SEQUENCES, STARTS = 256, 257
+"""Sequences that a block lists, a thread each, longest first among themselves; their ends."""
 
-COLUMNS = 8
-"""Numbers of a row of the list: `device.schedule.make_work_of` reads them."""
+COLUMNS = 12
+"""Numbers of a row of the list, read four at once: `device.schedule.make_work_of`."""
 
 
 @room
@@ -57,82 +57,118 @@ def make_list_tiles(tile: int, of_keys: bool, used_q: bool, used_k: bool):
     kernel
         ``list_tiles(CuQ, CuK, UsedQ, UsedK, total_q, total_k, Shift, Tiles)``: CuQ and CuK int32
         (batch + 1,); UsedQ and UsedK ``(int32 array (batch,),)`` or, if there is none, (). Shift
-        (batch,) int64 is written: keys minus queries. Tiles (rows, 8) int32 is written: a row for
+        (batch,) int64 is written: keys minus queries. Tiles (rows, 12) int32 is written: a row for
         each tile with the sequence's number, its first row in the list, how many it has, where its
-        queries begin, how many count, the same of its keys, and how many rows of results it has;
-        rows that no tile needs have a count of 0.
+        queries begin, how many count, the same of its keys, how many rows of results it has on the
+        list's side and on the other; rows that no tile needs have a count of 0.
 
     Notes
     -----
     Rows of the tensors that are in no sequence belong to two more sequences, in which none counts:
     number `batch` from the last one's end on, and one more up to the first one's beginning. Each
-    sequence wastes less than a tile, so the list of those from number i on may begin at
-    ``(cu_seqlens[i] - cu_seqlens[0]) // tile + i`` without having seen the ones before.
+    sequence wastes less than a tile, or is one that wastes a whole one, so the list of those from
+    number i on may begin at ``(cu_seqlens[i] - cu_seqlens[0]) // tile + i``.
+
+    A list of keys has a tile of each sequence, even one without keys: somebody must write zeros for
+    its queries.
     """
     used_q_of, used_k_of = make_used_of(used_q), make_used_of(used_k)
+    fewest = 1 if of_keys else 0
 
     @room
-    def rows_of(Cu, index, total):
+    def put_start(Cu, sStarts, place, index, total):
         batch = Cu.shape[0] - 1
-        first = clipped(Cu[min(index, batch)], 0, total)
-        if index < batch:
-            return first, clipped(Cu[index + 1], first, total) - first
-        if index == batch:
-            return first, types.int32(total) - first
-        return types.int32(0), clipped(Cu[0], 0, total) if index == batch + 1 else types.int32(0)
+        sStarts[place] = clipped(Cu[index], 0, total) if index <= batch else types.int32(total)
 
     @room
-    def list_from(Cu, index, total):
-        batch = Cu.shape[0] - 1
-        place = clipped(Cu[index], 0, total) if index <= batch else types.int32(total)
-        before = place - clipped(Cu[0], 0, total)
-        return max(before, 0) // tile + index
+    def highest(sStarts, last, earlier):
+        for place in range(last + 1):
+            earlier = max(earlier, sStarts[place])
+        return earlier
+
+    @room
+    def put_starts(Cu, sStarts, begin, tid, total):
+        """Sequences `begin` to `begin + SEQUENCES` begin there; but none before an earlier one."""
+        earlier = types.int32(0)
+        if begin > 0:
+            for index in range(tid, begin, SEQUENCES):
+                earlier = max(earlier, clipped(Cu[index], 0, total))
+            sStarts[tid] = earlier
+            cuda.syncthreads()
+            earlier = highest(sStarts, SEQUENCES - 1, earlier)
+            cuda.syncthreads()
+        put_start(Cu, sStarts, tid, begin + tid, total)
+        if tid == 0:
+            put_start(Cu, sStarts, SEQUENCES, begin + SEQUENCES, total)
+        cuda.syncthreads()
+        return earlier
+
+    @room
+    def rows_of(sStarts, tid, index, batch, earlier, total, Cu):
+        if index > batch:
+            return types.int32(0), clipped(Cu[0], 0, total) if index == batch + 1 else types.int32(
+                0
+            )
+        first = highest(sStarts, tid, earlier)
+        return first, max(first, sStarts[tid + 1]) - first
+
+    @room
+    def list_from(sStarts, place, index, earlier, total, Cu):
+        return (highest(sStarts, place, earlier) - clipped(Cu[0], 0, total)) // tile + index
 
     @kernel(SEQUENCES)
     def list_tiles(CuQ, CuK, UsedQ, UsedK, total_q, total_k, Shift, Tiles):
         tid = types.int32(cuda.threadIdx.x)
         batch, begin = types.int32(CuQ.shape[0] - 1), types.int32(cuda.blockIdx.x * SEQUENCES)
         index = types.int32(begin + tid)
+        listed = min(batch + 2 - begin, SEQUENCES)
+        sStartQ = cuda.shared.array(STARTS, types.int32)
+        sStartK = cuda.shared.array(STARTS, types.int32)
         sTiles = cuda.shared.array(SEQUENCES, types.int32)
         sWork = cuda.shared.array(SEQUENCES, types.int32)
         sFirst = cuda.shared.array(SEQUENCES, types.int32)
         sWho = cuda.shared.array(SEQUENCES, types.int32)
-        sRow = cuda.shared.array((SEQUENCES, 5), types.int32)
+        sRow = cuda.shared.array((SEQUENCES, 6), types.int32)
 
-        first_q, rows_q = rows_of(CuQ, index, total_q)
-        first_k, rows_k = rows_of(CuK, index, total_k)
+        earlier_q = put_starts(CuQ, sStartQ, begin, tid, total_q)
+        earlier_k = put_starts(CuK, sStartK, begin, tid, total_k)
+        first_q, rows_q = rows_of(sStartQ, tid, index, batch, earlier_q, total_q, CuQ)
+        first_k, rows_k = rows_of(sStartK, tid, index, batch, earlier_k, total_k, CuK)
         seqlen_q = used_q_of(UsedQ, index, batch, rows_q)
         seqlen_k = used_k_of(UsedK, index, batch, rows_k)
-        rows = rows_k if of_keys else rows_q
+        rows, others = (rows_k, rows_q) if of_keys else (rows_q, rows_k)
         if index < batch:
             Shift[index] = seqlen_k - seqlen_q
-        sTiles[tid] = (rows + tile - 1) // tile
+        sTiles[tid] = max((rows + tile - 1) // tile, fewest)
         sWork[tid] = seqlen_q if of_keys else seqlen_k
         sRow[tid, 0], sRow[tid, 1] = first_q, seqlen_q
-        sRow[tid, 2], sRow[tid, 3], sRow[tid, 4] = first_k, seqlen_k, rows
+        sRow[tid, 2], sRow[tid, 3] = first_k, seqlen_k
+        sRow[tid, 4], sRow[tid, 5] = rows, others
         cuda.syncthreads()
 
         rank, first = types.int32(0), types.int32(0)
-        for other in range(SEQUENCES):
+        for other in range(listed):
             more = sWork[other] - sWork[tid]
             if more > 0 or (more == 0 and other < tid):
                 rank += types.int32(1)
                 first += sTiles[other]
-        sFirst[rank], sWho[rank] = first, tid
+        if tid < listed:
+            sFirst[rank], sWho[rank] = first, tid
         cuda.syncthreads()
 
         start, stop = types.int64(0), types.int64(Tiles.shape[0])
+        follow = begin + SEQUENCES
         if of_keys:
-            start = list_from(CuK, begin, total_k)
-            if begin + SEQUENCES < batch + 2:
-                stop = min(stop, list_from(CuK, begin + SEQUENCES, total_k))
+            start = list_from(sStartK, 0, begin, earlier_k, total_k, CuK)
+            if follow < batch + 2:
+                stop = min(stop, list_from(sStartK, SEQUENCES, follow, earlier_k, total_k, CuK))
         else:
-            start = list_from(CuQ, begin, total_q)
-            if begin + SEQUENCES < batch + 2:
-                stop = min(stop, list_from(CuQ, begin + SEQUENCES, total_q))
+            start = list_from(sStartQ, 0, begin, earlier_q, total_q, CuQ)
+            if follow < batch + 2:
+                stop = min(stop, list_from(sStartQ, SEQUENCES, follow, earlier_q, total_q, CuQ))
         row = start + tid
         while row < stop:
-            rank, above = 0, SEQUENCES
+            rank, above = 0, listed
             while above - rank > 1:  # the last sequence that begins at or before this row
                 middle = (rank + above) // 2
                 if sFirst[middle] <= row - start:
@@ -144,7 +180,7 @@ def make_list_tiles(tile: int, of_keys: bool, used_q: bool, used_k: bool):
             Tiles[row, 0] = max(min(begin + who, batch - 1), 0)  # a sequence that masks know
             Tiles[row, 1] = start + sFirst[rank]
             Tiles[row, 2] = sTiles[who] if inside else 0
-            for i in range(5):
+            for i in range(6):
                 Tiles[row, 3 + i] = sRow[who, i]
             row += SEQUENCES
 
@@ -166,7 +202,7 @@ def workspace(problem: Problem, tile_m: int = 0, tile_n: int = 0) -> tuple[int, 
 
 
 def _rows(problem: Problem, tile: int, of_keys: bool) -> int:
-    """Rows of a list: each sequence, and what is outside of all, wastes less than a tile."""
+    """Rows of a list: each sequence, and what is outside of all, wastes a tile at most."""
     assert problem.sequences is not None
     total = problem.sequences.total_k if of_keys else problem.sequences.total_q
     return total // tile + problem.batch + 2
@@ -210,8 +246,6 @@ def list_tiles(
     listed = contiguous(at_list, (_rows(problem, tile, of_keys), COLUMNS), "int32")
     given = *packed[:2], *(() if x is None else (x,) for x in used)
     blocks = ceil_div(problem.batch + 2, SEQUENCES)
-    if blocks > 1:  # between two blocks' parts nobody writes if cu_seqlens falls
-        fill_zero(at_list, 4 * COLUMNS * listed.shape[0], stream)
     launch(kernel, blocks, SEQUENCES, 0, (*given, *totals, shift, listed), stream)
     return listed.shape[0], (listed,)
 

@@ -28,12 +28,15 @@ from ..device.fragment_softmax import make_fragment_softmax
 from ..device.fragments import make_empty_rows, make_mask_range
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.schedule import (
+    NOTES,
     make_agreed,
     make_key_tiles_room,
     make_sees_tile,
     make_tile_list,
     make_work_of,
     narrowed,
+    note,
+    recall,
 )
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
@@ -83,6 +86,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     rows, columns, out_columns = 2 * blocks, tile_n // 4, depth_v // 4
     pitch_q, k_at, v_from, stage_k, stage_v = tiles.layout
     ampere, packed = tiles.ampere, spec.packed
+    # Without a mask uniform registers hold it all, and on GPUs of 64 KB there is no room for notes.
+    noted = packed and ampere and spec.key_range is not None
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 
@@ -130,6 +135,9 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         )
         group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
         kv_head = types.int32(types.uint32(head) // group)
+        sNotes = cuda.shared.array(NOTES, types.int32)
+        if noted:
+            note(sNotes, work, visit, kv_head, tid, tile_n)
         gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
@@ -159,21 +167,27 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
 
         # Mainloop: K and V of the next tile arrive while this one is worked on.
         stage = types.int32(0)
-        while n_block < visit.stop:
+        goes_on = n_block < visit.stop
+        while goes_on:
             unroll_none()
             arrive()
             cuda.syncthreads()  # this tile is here for all, and nobody reads the one before
+            if noted:
+                work, visit, kv_head = recall(sNotes)
+                batch, head, _, _, _, seqlen_q, begin_k, seqlen_k, _ = work
             following = types.int32(
                 next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
             )
-            if following < visit.stop:
+            goes_on = following < visit.stop
+            if goes_on:
                 other = 1 - stage
                 load_k(memory, k_at + other * stage_k, gK, following * tile_n, seqlen_k, tid)
                 load_v(memory, v_from + other * stage_v, gV, following * tile_n, seqlen_k, tid)
             commit()
             partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
             partial |= listed_partial(n_block, m_block, batch, head, listed)
-            partial |= (n_block + 1) * tile_n > seqlen_k
+            if not noted:
+                partial |= (n_block + 1) * tile_n > seqlen_k
             if not partial or sees_tile(warp_q, n_block, seqlen_q, batch, head, range_aux):
                 scores(rS, rQ, memory, q_lane, k_lane + stage * stage_k)
                 first_k = n_block * tile_n + lane % 4 * 2
@@ -190,7 +204,9 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
 
         # Epilogue: O goes through the warp's own rows of Q's place, to be stored in whole lines.
         rLse = cuda.local.array(rows, types.float32)
-        if packed:  # read again, rather than kept in registers all the time
+        if noted:
+            work, _, _ = recall(sNotes)
+        elif packed:
             work = work_of(num_heads, Q, K, tile_m, lengths)
         batch, head, _, _, begin_q, seqlen_q, _, _, row_stop = work
         empty_rows(row_max, row_sum, acc_o, first_q, seqlen_q)

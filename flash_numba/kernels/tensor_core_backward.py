@@ -47,19 +47,23 @@ def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
     What `packed_tiles.workspace` says; delta, a float32 for each of lse; sums for the gradients of
     the score changes `numbers`; what `tensor_core_gradients.workspace` says.
     """
-    lists = 0, 0, 0
+    tiles, lists = one_kernel_tiles(problem), (0, 0, 0)
     if problem.sequences is not None:
         q_tiles, k_tiles = chosen_tiles(Spec.of(problem, True))
-        lists = packed_tiles.workspace(problem, q_tiles.tile_m, k_tiles.tile_n)
+        tile_n = min(k_tiles.tile_n, tiles.tile_n) if tiles else k_tiles.tile_n
+        lists = packed_tiles.workspace(problem, q_tiles.tile_m, tile_n)
     rows = math.prod(problem.shapes["lse"])
     sizes = padded(4 * rows, 16), padded(aux_workspace(problem, numbers), 16)
-    return *lists, *sizes, *gradients_workspace(problem, one_kernel_tiles(problem))
+    return *lists, *sizes, *gradients_workspace(problem, tiles)
 
 
 def one_kernel_tiles(problem: Problem) -> GradientTiles | None:
     """The tiles of the kernel of all gradients on the current GPU; None where there are two."""
     cc = compute_capability()
-    if problem.sequences is not None or problem.seqlen_k == 0 or not is_scale_folded(problem):
+    if problem.seqlen_k == 0 or not is_scale_folded(problem):
+        return None
+    # The heads of one sequence are few: under a causal mask blocks would wait for their turns.
+    if problem.sequences is not None and problem.visibility is not None:
         return None
     return gradient_tiles(Spec.of(problem, True), cc, shared_limit(cc))
 
@@ -100,8 +104,9 @@ def backward(
     inputs = q, k, v, dout, lse, delta
     tiles = one_kernel_tiles(problem)
     if tiles is not None and None not in (dq, dk, dv):
-        grads = dq, dk, dv
-        launch_gradients(problem, spec, tiles, inputs, grads, factors, at_sums, stream)
+        grads, places = (dq, dk, dv), (at_shift, at_keys, tiles.tile_n, True)
+        listed = list_tiles(problem, packed, *places, stream)
+        launch_gradients(problem, spec, tiles, inputs, grads, factors, at_sums, listed, stream)
         launch_aux_gradients(problem, q, k, v, dout, lse, delta, d_aux, at_aux, stream)
         return
     q_tiles, k_tiles = chosen_tiles(spec)

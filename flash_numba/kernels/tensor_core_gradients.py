@@ -12,17 +12,25 @@ Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partit
 Algorithm 2.
 """
 
+import math
 from functools import cache
 
-from ..arrays import contiguous
+from ..arrays import broadcast, contiguous
 from ..device.fragment_exchange import lane_of_words, make_multiply_add_shared
 from ..device.fragment_products import lane_of_columns, lane_of_rows, make_multiply_add
-from ..device.gradients import make_clear, take_ticket
+from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.query_sums import make_query_sums, make_write_rounded
-from ..device.schedule import make_agreed, make_keys_of, make_query_walk
+from ..device.schedule import make_agreed, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
-from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_next_visit, work_of
+from ..device.turns import (
+    await_turn,
+    leave_turn,
+    make_clear_unvisited,
+    make_key_work,
+    make_next_visit,
+    recall,
+)
 from ..device.unroll import unroll_none
 from ..launch import fill_zero, launch
 from ..problem import Problem
@@ -77,13 +85,15 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     v_at, q_at, do_at, ds_at, p_at, _, _ = tiles.layout
     p_shape, a_shape = (warp_m // 16, blocks, 4), (1, blocks, 4)
     # Warps that wait, each on a scheduler of its own.
-    at_once, releases, acquires = tiles.heads_at_once, 32 % threads, 64 % threads
+    releases, acquires = 32 % threads, 64 % threads
 
-    agreed, keys_of = make_agreed(tiles.uniform), make_keys_of(spec.has_lengths)
+    agreed, packed = make_agreed(tiles.uniform), spec.packed
+    ticketed = tiles.heads_at_once, tile_m, tile_n, tiles.uniform
+    key_work = make_key_work(packed, spec.has_lengths, *ticketed)
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, *_ = make_query_walk(*walk)
     next_visit = make_next_visit(*walk)
-    some = spec.key_range is not None or spec.has_lengths or spec.has_list
+    some = spec.key_range is not None or spec.has_lengths or spec.has_list or packed
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
     own = tile_n, threads, spec.vectors
     load_k = make_load_tile(spec.head_dim, depth, *own, pitch)
@@ -114,11 +124,12 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         # Schedule
         tid = types.uint32(cuda.threadIdx.x)
         warp, lane = agreed(tid // 32), tid % 32
-        seqlen_q, num_heads = types.int32(Q.shape[1]), types.int32(Q.shape[2])
-        kv_heads, key_blocks = types.int32(K.shape[2]), (K.shape[1] + tile_n - 1) // tile_n
-        ticket = types.int32(agreed(take_ticket(Ticket, tid)))
-        n_block, batch, kv_head = work_of(ticket, key_blocks, Q.shape[0], kv_heads, at_once)
-        seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
+        num_heads, kv_heads = types.int32(Q.shape[2]), types.int32(K.shape[2])
+        sWork = cuda.shared.array(12, types.int32)
+        work = key_work(sWork, Ticket, Q, K, lengths, tid)
+        batch, kv_head, n_block, begin_q, seqlen_q, rows_q, begin_k, seqlen_k, stop_k, tile_0 = work
+        if packed and batch < 0:
+            return
         group = num_heads // kv_heads
         part, warp_rows = warp % sharing, warp // sharing * warp_n
         first_k = types.int32(n_block * tile_n + warp_rows + lane // 4)
@@ -153,18 +164,20 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
 
         # Mainloop: the next Q and dO arrive while these are worked on.
         for head in range(kv_head * group, (kv_head + 1) * group):
-            tensors = Q[batch, :, head], dO[batch, :, head], LSE[batch, head], Delta[batch, head]
-            gdQ = dQ[batch, :, head]
+            gQ, gdO = Q[batch, begin_q:, head], dO[batch, begin_q:, head]
+            tensors = gQ, gdO, LSE[batch, head, begin_q:], Delta[batch, head, begin_q:]
+            gdQ = dQ[batch, begin_q:, head]
             where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
-            clear_unvisited(gdQ, tid, listed, *where)
+            clear_unvisited(gdQ, rows_q, tid, listed, *where)
             start, stop = span(*where)
             stop = types.int32(stop)
             visit = next_visit(start, stop, *where, listed)
             following = visit
             if visit.m_block < stop:
                 if not seen:
-                    load_k(memory, 0, K[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
-                    load_v(memory, v_at, V[batch, :, kv_head], n_block * tile_n, seqlen_k, tid)
+                    gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
+                    load_k(memory, 0, gK, n_block * tile_n, seqlen_k, tid)
+                    load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
                     seen = True
                 load_queries(memory, numbers, 0, tensors, visit.m_block, seqlen_q, tid)
                 commit()
@@ -180,13 +193,16 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
             before, turn_before = types.int32(-1), types.int32(0)
             while visit.m_block < stop:
                 unroll_none()
+                if packed:
+                    batch, _, n_block, _, seqlen_q, _, _, seqlen_k, _, tile_0 = recall(sWork)
+                    where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
                 m_block, turn = visit.m_block, visit.turn
                 if stages == 2:
                     arrive()
                     # This tile is here for all; nobody reads the one before, its sum is written.
                     cuda.syncthreads()
                     if tid == releases and before >= 0:
-                        leave_turn(Turns, batch, head, before, turn_before)
+                        leave_turn(Turns, batch, head, tile_0 + before, turn_before)
                     following = next_visit(m_block + 1, stop, *where, listed)
                     if following.m_block < stop:
                         other = 1 - stage
@@ -195,7 +211,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                         )
                     commit()
                 if tid == acquires:
-                    await_turn(Turns, batch, head, m_block, turn)
+                    await_turn(Turns, batch, head, tile_0 + m_block, turn)
                 first_row = types.int32(m_block * tile_m)
                 first_q = types.int32(first_row + part * warp_m + lane % 4 * 2)
                 row = stage * tile_m + part * warp_m
@@ -215,13 +231,13 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                 third = following
                 if stages == 3:
                     if tid == releases and before >= 0:
-                        leave_turn(Turns, batch, head, before, turn_before)
+                        leave_turn(Turns, batch, head, tile_0 + before, turn_before)
                     third = next_visit(following.m_block + 1, stop, *where, listed)
                     if third.m_block < stop:
                         away = (stage + 2) % 3
                         load_queries(memory, numbers, away, tensors, third.m_block, seqlen_q, tid)
                     commit()
-                gSums = Sums[batch, head, m_block]
+                gSums = Sums[batch, head, tile_0 + m_block]
                 read_sums(rdQ, gSums, turn == 0, tid)
                 if sharing > 1:
                     row = stage * tile_m + (1 - part) * warp_m
@@ -241,39 +257,52 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                     side = types.int32(tile_n * pitch_p - side)
             cuda.syncthreads()  # nobody reads the tiles of this head any more, its sums are written
             if tid == releases and before >= 0:
-                leave_turn(Turns, batch, head, before, turn_before)
+                leave_turn(Turns, batch, head, tile_0 + before, turn_before)
 
         # Epilogue
-        gdK, gdV = dK[batch, :, kv_head], dV[batch, :, kv_head]
-        first_row, stop = n_block * tile_n, types.int32(K.shape[1])
-        store_gradients(gdK, gdV, first_row, stop, memory, acc_dk, acc_dv, scale, tid)
+        if packed:
+            batch, kv_head, n_block, _, _, _, begin_k, _, stop_k, _ = recall(sWork)
+        gdK, gdV = dK[batch, begin_k:, kv_head], dV[batch, begin_k:, kv_head]
+        first_row = n_block * tile_n
+        store_gradients(gdK, gdV, first_row, stop_k, memory, acc_dk, acc_dv, scale, tid)
 
     return tensor_core_gradients
+
+
+def query_tiles(problem: Problem, tile_m: int) -> tuple[int, int, int]:
+    """Axes of the sums: batches, heads and query tiles; sequences side by side if packed."""
+    if problem.sequences is None:
+        return problem.batch, problem.num_heads, ceil_div(problem.seqlen_q, tile_m)
+    return 1, problem.num_heads, problem.sequences.total_q // tile_m + problem.batch + 1
 
 
 def workspace(problem: Problem, tiles: GradientTiles | None) -> tuple[int, ...]:
     """Bytes that the kernel needs: sums of dQ in float32, then turns with the ticket counter."""
     if tiles is None:
         return ()
-    query_tiles = problem.batch * problem.num_heads * ceil_div(problem.seqlen_q, tiles.tile_m)
-    return 4 * query_tiles * tiles.tile_m * tiles.depth, 4 * (query_tiles + 1)
+    number = math.prod(query_tiles(problem, tiles.tile_m))
+    return 4 * number * tiles.tile_m * tiles.depth, 4 * (number + 1)
 
 
 def launch_gradients(
-    problem: Problem, spec: Spec, tiles: GradientTiles, inputs, gradients, factors, at, stream
+    problem: Problem, spec: Spec, tiles: GradientTiles, inputs, gradients, factors, at, listed,
+    stream,
 ) -> None:  # fmt: skip
-    """Launch the kernel; `at` are the addresses of the parts of `workspace`."""
-    heads, query_tiles = (
-        (problem.batch, problem.num_heads),
-        ceil_div(problem.seqlen_q, tiles.tile_m),
-    )
-    sums = contiguous(at[0], (*heads, query_tiles, tiles.tile_m * tiles.depth), "fp32")
-    turns = contiguous(at[1], (*heads, query_tiles), "int32")
+    """Launch the kernel.
+
+    `at` are the addresses of the parts of `workspace`, `listed` what `packed_tiles.list_tiles`
+    gives of the key tiles.
+    """
+    axes = query_tiles(problem, tiles.tile_m)
+    sums = contiguous(at[0], (*axes, tiles.tile_m * tiles.depth), "fp32")
+    turns = contiguous(at[1], axes, "int32")
     size = workspace(problem, tiles)[1]
     ticket = contiguous(at[1] + size - 4, (1,), "int32")
     fill_zero(at[1], size, stream)
-    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n)
+    if problem.sequences is not None:
+        sums, turns = (broadcast(x, (max(problem.batch, 1), *x.shape[1:])) for x in (sums, turns))
+    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n, listed[1])
     arguments = *inputs, sums, turns, ticket, *gradients, *factors, *extra
-    blocks = problem.batch * problem.num_kv_heads * ceil_div(problem.seqlen_k, tiles.tile_n)
     kernel = make_gradients(spec, tiles)
+    blocks = listed[0] * problem.num_kv_heads
     launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)

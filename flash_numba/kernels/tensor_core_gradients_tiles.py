@@ -112,7 +112,8 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     for choice in choices:
         depths: Any = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
         tiles = GradientTiles(*depths, *choice)
-        # 16 bytes more: the ticket.
-        if tiles.blocks_per_sm * (tiles.shared_bytes + 16 + 1024) <= shared_bytes + 1024:
+        # 16 bytes more: the ticket; or 48: the work of a packed batch.
+        more = 48 if spec.packed else 16
+        if tiles.blocks_per_sm * (tiles.shared_bytes + more + 1024) <= shared_bytes + 1024:
             return tiles
     return None
