@@ -86,8 +86,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     rows, columns, out_columns = 2 * blocks, tile_n // 4, depth_v // 4
     pitch_q, k_at, v_from, stage_k, stage_v = tiles.layout
     ampere, packed = tiles.ampere, spec.packed
-    # Without a mask uniform registers hold it all, and on GPUs of 64 KB there is no room for notes.
-    noted = packed and ampere and spec.key_range is not None
+    noted = packed and ampere  # on a GPU of 64 KB there is no room for notes
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 

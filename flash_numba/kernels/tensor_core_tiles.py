@@ -98,7 +98,7 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
         choices.insert(0, (1, 8, 64, 1, widest <= 192 and not is_busy(spec)))
     else:
         choices = [(2, 4, 64, 2), (2, 8, 64, 1), (1, 8, 64, 1), *choices]
-    if widest <= 64 and not is_busy(spec) and not spec.packed:
+    if widest <= 64 and not is_busy(spec):
         choices.insert(0, (2, 4, 128, 2, False, True, True))
     tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
     return first_that_fits(spec, tiles, shared_bytes)
