@@ -41,11 +41,3 @@ def minimum(x, y):
 def maximum(x, y):
     """The larger of `x` and `y`."""
     return np.maximum(x, y)
-
-
-def of_batch(x, batch):
-    """``x[batch]`` of an array of shape (batch,).
-
-    `batch` is the same for all threads of a block: a kernel reads one number for a whole warp.
-    """
-    return x[batch]

@@ -138,11 +138,11 @@ def _causal_range(batch, head, q_idx, aux):
 
 
 def _causal_by_batch(batch, head, q_idx, k_idx, aux):
-    return k_idx <= q_idx + fn.of_batch(aux[0], batch)
+    return k_idx <= q_idx + aux[0][batch]
 
 
 def _causal_range_by_batch(batch, head, q_idx, aux):
-    return 0, q_idx + fn.of_batch(aux[0], batch) + 1
+    return 0, q_idx + aux[0][batch] + 1
 
 
 def _window(batch, head, q_idx, k_idx, aux):
@@ -155,12 +155,12 @@ def _window_range(batch, head, q_idx, aux):
 
 
 def _window_by_batch(batch, head, q_idx, k_idx, aux):
-    behind = q_idx + fn.of_batch(aux[0], batch) - k_idx
+    behind = q_idx + aux[0][batch] - k_idx
     return (behind <= aux[1]) & (-behind <= aux[2])
 
 
 def _window_range_by_batch(batch, head, q_idx, aux):
-    shift = fn.of_batch(aux[0], batch)
+    shift = aux[0][batch]
     return q_idx + shift - aux[1], q_idx + shift + aux[2] + 1
 
 
@@ -309,7 +309,7 @@ def _alibi(score, batch, head, q_idx, k_idx, aux):
 
 
 def _alibi_by_batch(score, batch, head, q_idx, k_idx, aux):
-    return score - aux[0][batch, head] * fn.abs(q_idx + fn.of_batch(aux[1], batch) - k_idx)
+    return score - aux[0][batch, head] * fn.abs(q_idx + aux[1][batch] - k_idx)
 
 
 def alibi(slopes, shift) -> ScoreMod:

@@ -10,8 +10,7 @@ from functools import cache
 from typing import Any
 
 from .. import fn
-from .numba_cuda import overload, room, types
-from .ptx import load_uniform
+from .numba_cuda import overload, room
 
 
 @overload(fn.exp)
@@ -47,13 +46,6 @@ def _minimum(x, y):
 @overload(fn.maximum)
 def _maximum(x, y):
     return lambda x, y: max(x, y)
-
-
-@overload(fn.of_batch)
-def _of_batch(x, batch):
-    if x.dtype == types.int64:
-        return lambda x, batch: load_uniform(x, batch)
-    return lambda x, batch: x[batch]
 
 
 @cache

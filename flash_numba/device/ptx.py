@@ -325,26 +325,6 @@ def _element(context, builder, array, args, index):
 
 
 @emulated_by(lambda array, index: array[index])
-def load_uniform(typingctx, array, index):
-    """``ldu.global.s64`` (9.7.9.12): an element, the same for all lanes of a warp.
-
-    Of what nobody writes while the kernel runs. That the address is the same for all lets the
-    assembler hold the number, and what is computed from such numbers alone, in the *uniform
-    registers* of the warp, as it does with parameters and block indices: lanes keep theirs.
-    """
-
-    def codegen(context, builder, signature, args):
-        made = context.make_array(array)(context, builder, value=args[0])
-        where = [context.cast(builder, args[1], index, types.intp)]
-        pointer = cgutils.get_item_pointer(context, builder, array, made, where, wraparound=False)
-        origin = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, GLOBAL))
-        address = builder.ptrtoint(origin, I64)
-        return assembly(builder, "ldu.global.s64 $0, [$1];", "=l,l", [address], I64)
-
-    return types.int64(array, index), codegen
-
-
-@emulated_by(lambda array, index: array[index])
 def load_uncached(typingctx, array, index):
     """``ld.global.cg.f32`` (9.7.9.1): an element from L2, which other blocks may have written."""
 

@@ -17,11 +17,11 @@ def _address(context, builder, array, args, index, space):
     return builder.ptrtoint(pointer, I32 if space == SHARED else I64)
 
 
-def _load(name, space, count, doc, load="ld") -> Any:
+def _load(name, space, count, doc) -> Any:
     where, letter = ("shared", "r") if space == SHARED else ("global", "l")
     vector = ".v4" if count == 4 else ""
     names = ", ".join(f"${i}" for i in range(count))
-    text = f"{load}.{where}{vector}.b32 {{{names}}}, [${count}];"
+    text = f"ld.{where}{vector}.b32 {{{names}}}, [${count}];"
     constraints = ",".join(["=r"] * count + [letter, "~{memory}"])
 
     def emulate(array, index):
@@ -113,11 +113,4 @@ store_words4 = _store(
     SHARED,
     4,
     "``st.shared.v4.b32`` (9.7.9.11): ``store_words4(array, index, words)``, 8 elements.",
-)
-load_words4_uniform = _load(
-    "load_words4_uniform",
-    GLOBAL,
-    4,
-    "``ldu.global.v4.b32`` (9.7.9.12): 4 neighbours of 32 bits; see `ptx.load_uniform`.",
-    "ldu",
 )

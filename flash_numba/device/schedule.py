@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..tiling import PARTIAL, SKIPPED, KeyTiles, make_key_tiles, make_query_span
 from .functions import device_function
 from .numba_cuda import cuda, room, types
-from .ptx_words import load_words4_uniform
+from .ptx_words import load_words4_global
 
 
 @cache
@@ -147,8 +147,8 @@ def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: boo
     def work_of_packed(num_heads, Q, K, tile, lengths):
         heads, index = types.uint32(num_heads), types.uint32(cuda.blockIdx.x)
         row = types.int32(index // heads)
-        batch, first, blocks, first_q = map_int32(load_words4_uniform(lengths[0], (row, 0)))
-        seqlen_q, first_k, seqlen_k, rows = map_int32(load_words4_uniform(lengths[0], (row, 4)))
+        batch, first, blocks, first_q = map_int32(load_words4_global(lengths[0], (row, 0)))
+        seqlen_q, first_k, seqlen_k, rows = map_int32(load_words4_global(lengths[0], (row, 4)))
         # The tiles of a sequence are neighbours, so those of all its heads are too.
         place = types.uint32(index - types.uint32(first) * heads)
         many = types.uint32(max(blocks, 1)) if rows_first else heads

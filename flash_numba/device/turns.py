@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from .gradients import take_ticket
 from .numba_cuda import cuda, room, types
 from .ptx import load_acquire, store_release
-from .ptx_words import load_words4_uniform
+from .ptx_words import load_words4_global
 from .schedule import (
     make_agreed,
     make_key_tiles_room,
@@ -83,9 +83,9 @@ def make_key_work(
     def read_work(ticket, K, lengths):
         heads, index = types.uint32(K.shape[2]), types.uint32(ticket)
         row = types.int32(index // heads)
-        batch, first, blocks, first_q = map_int32(load_words4_uniform(lengths[0], (row, 0)))
-        seqlen_q, first_k, seqlen_k, rows_k = map_int32(load_words4_uniform(lengths[0], (row, 4)))
-        rows_q = types.int32(load_words4_uniform(lengths[0], (row, 8))[0])
+        batch, first, blocks, first_q = map_int32(load_words4_global(lengths[0], (row, 0)))
+        seqlen_q, first_k, seqlen_k, rows_k = map_int32(load_words4_global(lengths[0], (row, 4)))
+        rows_q = types.int32(load_words4_global(lengths[0], (row, 8))[0])
         place = types.uint32(index - types.uint32(first) * heads)
         block, head = types.int32(place // heads), types.int32(place % heads)
         first_tile = types.int32(first_q // tile_m + batch)  # each wastes a tile at most
