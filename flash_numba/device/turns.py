@@ -18,7 +18,7 @@ from .schedule import (
 from .unroll import unroll_none
 
 
-class KeyWork(NamedTuple):
+class OwnedTile(NamedTuple):
     """The key tile that a block owns, in 32-bit numbers.
 
     Attributes
@@ -48,16 +48,16 @@ class KeyWork(NamedTuple):
 
 @room
 def recall(sWork):
-    """The `KeyWork` of a packed batch from shared memory, where `make_key_work` put it."""
+    """The `OwnedTile` of a packed batch from shared memory, where `make_key_work` put it."""
     place, queries = (sWork[0], sWork[1], sWork[2]), (sWork[3], sWork[4], sWork[5])
-    return KeyWork(*place, *queries, sWork[6], sWork[7], sWork[8], sWork[9])
+    return OwnedTile(*place, *queries, sWork[6], sWork[7], sWork[8], sWork[9])
 
 
 @cache
 def make_key_work(
     packed: bool, has_lengths: bool, at_once: int, tile_m: int, tile_n: int, uniform: bool
 ):
-    """Room ``key_work(sWork, Ticket, Q, K, lengths, tid) -> KeyWork``.
+    """Room ``key_work(sWork, Ticket, Q, K, lengths, tid) -> OwnedTile``.
 
     Who adds to a query tile before this block has started before it. `packed`, `has_lengths` and
     `lengths` as for `schedule.make_work_of`, with a list of key tiles; of a packed batch the heads
@@ -77,7 +77,7 @@ def make_key_work(
         rows_q, rows_k = types.int32(Q.shape[1]), types.int32(K.shape[1])
         seqlen_k = types.int32(keys_of(batch, K.shape[1], lengths))
         zero = types.int32(0)
-        return KeyWork(batch, head, n_block, zero, rows_q, rows_q, zero, seqlen_k, rows_k, zero)
+        return OwnedTile(batch, head, n_block, zero, rows_q, rows_q, zero, seqlen_k, rows_k, zero)
 
     @room
     def read_work(ticket, K, lengths):
@@ -92,7 +92,7 @@ def make_key_work(
         if blocks == 0:
             batch = types.int32(-1)
         queries, keys = (first_q, seqlen_q, rows_q), (first_k, seqlen_k, rows_k)
-        return KeyWork(batch, head, block, *queries, *keys, first_tile)
+        return OwnedTile(batch, head, block, *queries, *keys, first_tile)
 
     @room
     def key_work_packed(sWork, Ticket, Q, K, lengths, tid):
