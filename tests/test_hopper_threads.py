@@ -55,6 +55,8 @@ CASES = {
     "window-lengths": SIZES | {"batch": 3, "window": (9, 3), "key_lengths": np.array([0, 37, 70])},
     "one-tile": SIZES | {"seqlen_k": 5},
     "no-keys": SIZES | {"seqlen_k": 0},
+    "many-tiles-of-one-step": SIZES | {"num_heads": 11, "seqlen_k": 20},
+    "many-tiles": SIZES | {"num_heads": 3, "seqlen_q": 210, "seqlen_k": 210, "causal": True},
     "wider-v-bf16": SIZES | {"head_dim": 40, "head_dim_v": 128, "dtype": "bf16"},
     "negative-scale": SIZES | {"softmax_scale": -0.7},
     "dropout": SIZES | {"dropout_p": 0.4, "seed": 2**33 + 5},
