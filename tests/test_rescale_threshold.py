@@ -53,3 +53,22 @@ def test_the_model_sees_the_cost():
     errors = [error(128, threshold, "fp16") for threshold in (0.0, 2.0, 8.0)]
     assert errors == sorted(errors)
     assert errors[2] > 1.04 * errors[0]
+
+
+def share_of_steps(threshold: float, blocks: int = 40, tiles: int = 64) -> float:
+    """In how many steps of a Hopper consumer some of its 64 rows take a new maximum."""
+    rng, found = np.random.default_rng(7), 0
+    for _ in range(blocks):
+        scores = rng.standard_normal((64, tiles, 128), np.float32) * np.log2(np.e)
+        row_max = np.full(64, -np.inf)
+        for top in scores.max(2).T:
+            grown = (top > row_max + threshold).reshape(4, 16).any(1)
+            row_max = np.where(grown.repeat(16), np.maximum(row_max, top), row_max)
+            found += grown.any()
+    return found / (blocks * tiles)
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.5, 0.59), (2.0, 0.17)])
+def test_how_often_a_hopper_consumer_rescales(threshold, share):
+    """The figures of docs/hopper.md."""
+    assert share_of_steps(threshold) == pytest.approx(share, abs=0.015)
