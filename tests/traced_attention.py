@@ -26,7 +26,7 @@ CASES = {
 
 
 def run(kernel, blocks, threads, shared_bytes, arguments, order=None, count=False) -> Report | None:
-    """Run a kernel; races and reads of what nobody wrote are errors."""
+    """Run a kernel; with `count`, races and reads of what nobody wrote are errors too."""
     if blocks:
         return trace(kernel, count=count, order=order)[blocks, threads, 0, shared_bytes](*arguments)
     return None
