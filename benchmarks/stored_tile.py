@@ -61,7 +61,7 @@ def store_and_read(how: str) -> np.ndarray:
     gX, gY = DeviceArray.of(tile), DeviceArray.of(copy)
     if how == "bulk":
         boxes = make_boxes("store", ROWS, COLUMNS)
-        launch(boxes, 1, 32, 2 * ROWS * COLUMNS, (TensorMap(gX, ROWS, COLUMNS), 0, 0))
+        launch(boxes, 1, 32, 2 * ROWS * COLUMNS, (TensorMap(gX, ROWS, COLUMNS), 0, 0, 0))
     else:
         launch(make_plain(), 1, 32, 0, (gX,))
     launch(make_reader(), 1, 32, 0, (gX, gY))
