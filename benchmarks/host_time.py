@@ -300,6 +300,7 @@ def main():
 
     def add(*found: dict):
         rows.extend(found)
+        write(options.path, rows)  # at once, should the time not last
         for row in found:
             print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
 
@@ -310,9 +311,7 @@ def main():
     for kernel in ("standard", "flash1", "flash2"):
         for direction in ("forward", "backward"):
             add(*(memory_row(kernel, direction, seqlen) for seqlen in SEQLENS))
-    write(options.path, rows)
     add(graph_row())
-    write(options.path, rows)
     print(readme(rows, machine(), options.path))
 
 
