@@ -10,7 +10,8 @@ from simulator.bench import results
 SEQLEN = 2048
 """Of the column TFLOP/s, without a mask; the slowest rung has a row there."""
 RUNGS = ("standard", "flash1", "flash2", "tensor_core", "hopper")
-PEERS = {"fp32": ("torch_efficient", "torch_math"), "fp16": ("torch_flash", "torch_cudnn")}
+FUSED = "torch_flash", "torch_cudnn"
+PEERS = {"fp32": ("torch_efficient", "torch_math"), "fp16": FUSED, "bf16": FUSED}
 """Of the last columns, by element type."""
 
 

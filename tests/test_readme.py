@@ -157,7 +157,7 @@ def test_kernel_figures_are_those_measured():
     paths = re.findall(r"`(benchmarks/results/\w+\.json)`", told)
     table = runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))["table"]
     expected = []
-    for path, dtype in zip(paths, ("fp32", "fp16"), strict=True):
+    for path, dtype in zip(paths, ("fp32", "bf16", "fp16"), strict=True):
         found = results.load(ROOT / path)
         machine = found["machine"]
         assert f"{path}`: {machine['gpu']}, {machine['date']}" in " ".join(told.split())
