@@ -106,9 +106,8 @@ def make_list_tiles(tile: int, of_keys: bool, used_q: bool, used_k: bool):
     @room
     def rows_of(sStarts, tid, index, batch, earlier, total, Cu):
         if index > batch:
-            return types.int32(0), clipped(Cu[0], 0, total) if index == batch + 1 else types.int32(
-                0
-            )
+            before = clipped(Cu[0], 0, total) if index == batch + 1 else types.int32(0)
+            return types.int32(0), before
         first = highest(sStarts, tid, earlier)
         return first, max(first, sStarts[tid + 1]) - first
 
