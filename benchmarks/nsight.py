@@ -42,11 +42,12 @@ def counted(
     """
     ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     ncu += ["--metrics", ",".join(metrics), *options]
-    for _ in range(TRIES):
-        code, printed, errors = _run([*ncu, *command], timeout)
+    code, printed, errors = _run([*ncu, *command], timeout)
+    for _ in range(TRIES - 1):
         if code == 0 or BUSY not in printed:
             break
         time.sleep(PAUSE_SECONDS)
+        code, printed, errors = _run([*ncu, *command], timeout)
     lines = printed.splitlines()
     first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
     if code or not first:

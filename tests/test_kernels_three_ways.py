@@ -176,7 +176,7 @@ def matrix_kernel(rung, direction, problem, q, k, v, do):
     return tiles.tile_m, tiles.tile_n
 
 
-def by_own_tile(steps: Counter, names: dict[str, str]) -> Counter:
+def by_own_tile(steps: Counter, names: dict) -> Counter:
     """Traffic of each tile of each tensor, whatever it was for."""
     total = Counter()
     for step, count in steps.items():

@@ -153,12 +153,12 @@ def measured_tiles(stored: dict) -> Picture:
     """Rates of one kernel against its query tile, by `benchmarks/tile_sizes.py`."""
     cells = sorted({(row["head_dim"], row["seqlen"]) for row in stored["rows"]})
     head_dims, lengths = (sorted(set(part)) for part in zip(*cells, strict=True))
+    tiles = sorted(best_rates(stored["rows"], *cells[0]))
     figure, columns = axes(8, 3.0, columns=len(head_dims), sharey=True)
     told = []
     for ax, d in zip(columns, head_dims, strict=True):
         for N, colour in zip(lengths, (BLUE, ORANGE, GREEN), strict=True):
             rates = best_rates(stored["rows"], d, N)
-            tiles = sorted(rates)
             ax.plot(
                 range(len(tiles)), [rates[B] for B in tiles], "o-", color=colour, label=f"N={N:,}"
             )

@@ -1,5 +1,7 @@
 """Barriers in shared memory and barriers by number, as states that threads wait for."""
 
+from typing import Any
+
 
 class Barrier:
     """An mbarrier.
@@ -20,7 +22,7 @@ class Barrier:
         Whether the copy engine sees it.
     """
 
-    def __init__(self, name: str, count: int, sync, made=None):
+    def __init__(self, name: str, count: int, sync, made: Any = None):
         self.name, self.count = name, count
         self.phase = self.arrived = self.missing = 0
         self.syncs = [sync]
