@@ -41,6 +41,14 @@ def test_unknown_results(monkeypatch):
         live.measured("nothing")
 
 
+def test_a_wrong_kernel_is_no_missing_row(monkeypatch):
+    monkeypatch.setattr(live, "_find", object)
+    found = {"rows": [], "left_out": [], "wrong": [{"rung": "hopper", "why": "off by 2"}]}
+    monkeypatch.setattr(live, "measure", lambda gpu, options: [(None, found)])
+    with pytest.raises(RuntimeError, match="off by 2"):
+        live.measured("h200_fp16", rungs=("hopper",))
+
+
 @pytest.fixture
 def known_times(monkeypatch):
     """A GPU whose times are known, with a rung that asks the reference."""

@@ -44,14 +44,21 @@ def measured(name: str, peers: tuple[str, ...] = (), **chosen: Any) -> tuple[lis
         As ``flash-numba bench --output`` writes them.
     where : str
         GPU and date, and whether it is this one.
+
+    Raises
+    ------
+    RuntimeError
+        If a kernel fails or its result is wrong.
     """
     gpu = _find()
     if gpu is None:
         return _committed(name, chosen)
-    rows: list[dict] = []
-    for _, found in measure(gpu, Options(budget_s=0.2, peers=peers, **chosen)):
-        rows = found["rows"]
-    return rows, NOW.format(gpu.gpu.name)
+    found: dict[str, list] = {"rows": [], "wrong": []}
+    for _, found_so_far in measure(gpu, Options(budget_s=0.2, peers=peers, **chosen)):
+        found = found_so_far
+    if found["wrong"]:
+        raise RuntimeError(f"kernels failed or gave wrong results: {found['wrong']}")
+    return found["rows"], NOW.format(gpu.gpu.name)
 
 
 def measured_steps(steps: dict[str, ModuleType], cell: Cell) -> tuple[list[dict], str]:
