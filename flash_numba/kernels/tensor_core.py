@@ -134,8 +134,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         )
         group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
         kv_head = types.int32(types.uint32(head) // group)
-        sNotes = cuda.shared.array(NOTES, types.int32)
         if noted:
+            sNotes = cuda.shared.array(NOTES, types.int32)
             note(sNotes, work, visit, kv_head, tid, tile_n)
         gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
