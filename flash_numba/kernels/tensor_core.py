@@ -134,6 +134,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         )
         group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
         kv_head = types.int32(types.uint32(head) // group)
+        sNotes = None
         if noted:
             sNotes = cuda.shared.array(NOTES, types.int32)
             note(sNotes, work, visit, kv_head, tid, tile_n)
