@@ -7,16 +7,14 @@ is held against.
     python benchmarks/shared_passes.py
 """
 
-import csv
 import datetime
-import io
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from nsight import counted, numbers
 
 RESULTS = Path(__file__).parent / "results" / "shared_passes.json"
 CASES = 600
@@ -87,18 +85,11 @@ def measure(cases: list[list[int]]) -> list[dict]:
         program = f"{folder}/access"
         subprocess.run(["nvcc", "-arch=native", source, "-o", program], check=True)
         names = [f"{name}{end}.sum" for name in METRICS.values() for end in ("ld", "st")]
-        command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--metrics"]
-        run = subprocess.run(
-            [*command, ",".join(names), program, str(places)], capture_output=True, text=True
-        )
-    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]
-    if len(rows) != len(cases):
-        sys.exit(run.stdout[-800:] + run.stderr[-800:])
+        rows = counted([program, str(places)], names)
     found = []
     for (op, *at), row in zip(cases, rows, strict=True):
-        end = ("ld", "st")[op // 3]
-        counts = {key: int(row[f"{name}{end}.sum"]) for key, name in METRICS.items()}
+        counters, end = numbers(row, names), ("ld", "st")[op // 3]
+        counts = {key: counters[f"{name}{end}.sum"] for key, name in METRICS.items()}
         found.append({"store": op > 2, "bytes": 4 << op % 3, "at": at, **counts})
     return found
 
