@@ -53,9 +53,7 @@ def measured(name: str, peers: tuple[str, ...] = (), **chosen: Any) -> tuple[lis
     gpu = _find()
     if gpu is None:
         return _committed(name, chosen)
-    found: dict[str, list] = {"rows": [], "wrong": []}
-    for _, found_so_far in measure(gpu, Options(budget_s=0.2, peers=peers, **chosen)):
-        found = found_so_far
+    *_, (_, found) = measure(gpu, Options(budget_s=0.2, peers=peers, **chosen))
     if found["wrong"]:
         raise RuntimeError(f"kernels failed or gave wrong results: {found['wrong']}")
     return found["rows"], NOW.format(gpu.gpu.name)

@@ -14,9 +14,6 @@ from .cases import Case
 from .formulas import Tensors
 from .verdict import Elements, Wrong, close, code_of, difference, mistake, on_one_line, too_many
 
-SCALARS = ("scale", "a")
-"""Parameters that are numbers."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class KernelPuzzle:
