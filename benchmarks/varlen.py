@@ -1,6 +1,7 @@
 """Time packed batches beside padded ones of equal work, and beside torch's own.
 
 python benchmarks/varlen.py benchmarks/results/h200_varlen.json
+python benchmarks/varlen.py --compile 8 [--compile-for 9.0]
 
 Batches of equal lengths are the same work packed and dense: `ratio` is dense time / packed time of
 the same rung. A batch of mixed lengths has no dense twin; its rate is held against torch's
@@ -9,6 +10,7 @@ the same rung. A batch of mixed lengths has no dense twin; its rate is held agai
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -17,11 +19,14 @@ import numpy as np
 from common import write
 
 from flash_numba import gpu_call
+from flash_numba.addresses import unknown
+from flash_numba.ahead import Task, compile_all, gpu_to_compile_for
 from flash_numba.arguments import pose
-from flash_numba.arrays import DeviceArray
+from flash_numba.arrays import DeviceArray, contiguous
 from flash_numba.attention import gpu_of
-from flash_numba.ladder import choose
-from flash_numba.sequences import Packed
+from flash_numba.ladder import RUNGS, choose
+from flash_numba.problem import Problem
+from flash_numba.sequences import Packed, Sequences
 from simulator.bench import gpu
 from simulator.bench.contenders import Contender
 from simulator.bench.measure import times
@@ -123,6 +128,21 @@ def cells() -> Iterator[dict]:
                     }
 
 
+def tasks() -> Iterator[Task]:
+    """The kernels of all cells, for `compile_all`."""
+    (rung,) = (one for one in RUNGS if one.name == "tensor_core")
+    for cell in cells():
+        lengths, head_dim = BATCHES[cell["batch"]], cell["head_dim"]
+        sizes = {"batch": len(lengths), "num_heads": HIDDEN // head_dim, "dtype": "fp16"}
+        dense = Problem(lengths[0], lengths[0], head_dim, causal=cell["causal"], **sizes)
+        if len(set(lengths)) == 1:
+            yield Task(rung, dense, cell["direction"])
+        shift = contiguous(unknown("memory"), (len(lengths),), "int64")
+        packed = Sequences(TOKENS, TOKENS, on_gpu=shift)
+        total = {"seqlen_q": TOKENS, "seqlen_k": TOKENS, "sequences": packed}
+        yield Task(rung, replace(dense, **total), cell["direction"])
+
+
 def contenders(cell: dict, stream: int) -> list[Contender]:
     """All that can do the work of a cell, each run once."""
     import torch
@@ -169,20 +189,24 @@ def row(device, cell: dict, budget_s: float) -> dict:
 def main() -> None:
     """Time all cells and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path")
-    parser.add_argument("--compile", action="store_true", help="run each once, time none")
+    parser.add_argument("path", nargs="?")
+    parser.add_argument("--compile", type=int, metavar="N", help="only compile, in N processes")
+    parser.add_argument("--compile-for", metavar="CC", help="another GPU's compute capability")
     parser.add_argument("--budget", type=float, default=0.15, help="seconds of timing a cell")
     options = parser.parse_args()
+    if options.compile:
+        capability = gpu_to_compile_for(options.compile_for).compute_capability
+        for line in compile_all(tasks(), capability, options.compile):
+            print(line, flush=True)
+        return
+    if options.path is None:
+        parser.error("path must say where to write the table")
     device, rows = gpu.find(), []
     for cell in cells():
-        if options.compile:
-            contenders(cell, device.stream)
-            continue
         rows.append(row(device, cell, options.budget))
         print(*rows[-1].values(), flush=True)
         device.empty()
-    if rows:
-        write(options.path, [*rows, {"mixed_lengths": BATCHES["mixed"]}])
+    write(options.path, [*rows, {"mixed_lengths": BATCHES["mixed"]}])
 
 
 if __name__ == "__main__":

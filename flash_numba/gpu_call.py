@@ -75,7 +75,9 @@ class Pass(NamedTuple):
         return cls(plan, inputs, outputs, memory, plan.ready(names), problem)
 
 
-def plan_forward(rung: Rung, problem: Problem, views: Mapping[str, DeviceArray]) -> Pass:
+def plan_forward(
+    rung: Rung, problem: Problem, views: Mapping[str, DeviceArray], plan: Plan | None = None
+) -> Pass:
     """The forward pass of a rung.
 
     Parameters
@@ -85,8 +87,10 @@ def plan_forward(rung: Rung, problem: Problem, views: Mapping[str, DeviceArray])
     views : dict of str to DeviceArray
         What it reads: "q", "k", "v" and arrays that the problem's functions read. Of their
         addresses, only the alignment matters.
+    plan : Plan, optional
+        An empty one, to record it in.
     """
-    functions, plan = rung.functions("forward"), Plan()
+    functions, plan = rung.functions("forward"), plan or Plan()
     parts = getattr(functions, "forward_workspace", lambda problem: ())(problem)
     outputs = [Output("o", problem.shapes["o"], problem.dtype)]
     outputs.append(Output("lse", problem.shapes["lse"], "fp32"))
@@ -105,6 +109,7 @@ def plan_backward(
     needs: Sequence[str],
     at: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
+    plan: Plan | None = None,
 ) -> Pass:
     """The backward pass of a rung.
 
@@ -121,8 +126,10 @@ def plan_backward(
         As in `Posed`.
     shapes : dict of str to tuple of int
         The tensors' own, under the names in `at`.
+    plan : Plan, optional
+        As for `plan_forward`.
     """
-    functions, plan = rung.functions("backward"), Plan()
+    functions, plan = rung.functions("backward"), plan or Plan()
     outputs, written = [], {}
     d_aux: list[DeviceArray | None] = [None] * len(problem.score_mods)
     for name in needs:

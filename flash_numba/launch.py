@@ -18,7 +18,7 @@ from .device.numba_cuda import cuda, types
 from .driver import Function, Shape
 from .fingerprint import Unknown, fingerprint
 from .packing import ITEMSIZE, pack
-from .plan import FillStep, KernelStep, Plan
+from .plan import FillStep, KernelStep, Noted, Plan
 
 SHARED_LIMITS = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
 SHARED_LIMITS |= {(9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}
@@ -104,11 +104,9 @@ def _function(dispatcher, signature, shared_bytes: int, device: int):
             f"tiles of {dispatcher.py_func.__name__} must fit {limit} bytes of shared memory "
             f"on this GPU, got {shared_bytes}"
         )
-    try:
-        what = fingerprint((dispatcher, str(signature), cc))
-    except Unknown:  # kept in memory only
+    key = kernel_key(dispatcher, signature, cc)
+    if key is None:  # kept in memory only
         return Function(*_compile(dispatcher, signature), shared_bytes), None
-    key = kernel_store.key_of("kernel", what)
     found = kernel_store.load_function(key, shared_bytes)
     if found is None:
         with kernel_store.alone(key):
@@ -120,6 +118,26 @@ def _function(dispatcher, signature, shared_bytes: int, device: int):
                 kernel_store.save_kernel(key, cubin, name)
                 found = Function(cubin, name, shared_bytes)
     return found, key
+
+
+def kernel_key(dispatcher, signature, cc: tuple[int, int]) -> str | None:
+    """What `kernel_store` calls a kernel for argument types and a compute capability.
+
+    None if what the kernel does cannot be said surely (see `fingerprint`).
+    """
+    try:
+        return kernel_store.key_of("kernel", fingerprint((dispatcher, str(signature), cc)))
+    except Unknown:
+        return None
+
+
+def keep_kernel(key: str, dispatcher, signature) -> bool:
+    """Compile a kernel for the current GPU into `kernel_store`; False if it is there."""
+    with kernel_store.alone(key):
+        if kernel_store.load_kernel(key) is not None:
+            return False
+        kernel_store.save_kernel(key, *_compile(dispatcher, signature))
+        return True
 
 
 def _compile(dispatcher, signature) -> tuple[bytes, str]:
@@ -156,7 +174,7 @@ def launch(
     Returns
     -------
     Function
-        None where there is no block to launch.
+        None where there is no block to launch, or the launch is only noted.
 
     Raises
     ------
@@ -168,6 +186,9 @@ def launch(
     if blocks >= 1 << 31:
         raise ValueError(f"a launch must have fewer than 2**31 blocks, got {blocks}")
     signature = tuple(argument_types(argument) for argument in arguments)
+    if isinstance(stream, Noted):
+        stream.kernels.append((dispatcher, signature))
+        return None
     device = cuda.get_current_device().id
     function, key = _function(dispatcher, signature, shared_bytes, device)
     shape, packed = Shape(blocks, threads, shared_bytes, cluster), pack(arguments)

@@ -160,3 +160,17 @@ class Plan:
                 step(addresses, stream)
 
         return run
+
+
+class Noted(Plan):
+    """Notes the kernels that it is asked to launch, and neither compiles nor launches them.
+
+    Attributes
+    ----------
+    kernels : list of (dispatcher, signature)
+        In order, those asked for twice twice.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.kernels: list[tuple[Any, tuple]] = []

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import fake_gpu
 import numpy as np
@@ -12,10 +11,9 @@ from fake_gpu import GPU, Functions, WithForwardWorkspace, memory
 from test_cli import invoke
 
 from flash_numba import ladder, reference
-from flash_numba.plan import Plan
 from flash_numba.problem import Problem
 from simulator import theory
-from simulator.bench import cells, compiling, gpu, results, table
+from simulator.bench import cells, gpu, results, table
 from simulator.bench.cells import Cell, Options
 
 SMALL = ("--tokens", "80", "--hidden", "32", "--head-dim", "16", "--seqlen", "40")
@@ -145,15 +143,6 @@ def test_both_forms_of_a_backward_pass_are_timed(monkeypatch, tmp_path, device):
     assert len(re.findall(r"^.*\bfake fast\b.*$", run.stdout, re.MULTILINE)) == 1
 
 
-def test_both_forms_of_a_backward_pass_are_compiled(monkeypatch, device):
-    fake_gpu.install(monkeypatch, functions=Counted(), fast_backward="fake")
-    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda jobs, _: ThreadPoolExecutor(1))
-    run = invoke("bench", *SMALL, "--dtype", "fp32", "--mask", "full", "--compile", "3")
-    assert run.exit_code == 0, run.output
-    names = [line.partition(" fp32")[0] for line in run.stderr.splitlines()]
-    assert names == ["fake backward", "fake fast backward", "fake forward"]
-
-
 def test_contenders_take_turns(monkeypatch, tmp_path, device):
     bench(monkeypatch, tmp_path, Counted(), "--dtype", "fp32", "--direction", "forward")
     names, each = ["fake", "torch_flash", "torch_math"], {"fake": 20, "torch_flash": 40}
@@ -168,21 +157,6 @@ def test_contenders_take_turns(monkeypatch, tmp_path, device):
 def test_peers_are_those_asked_for(monkeypatch, tmp_path, device):
     _, found = bench(monkeypatch, tmp_path, Counted(), "--dtype", "fp16", "--peer", "torch_math")
     assert all(list(row["peers"]) == ["torch_math"] for row in found["rows"])
-
-
-@pytest.mark.parametrize(("functions", "error"), [(Counted(), ""), (OutOfMemory(), "out of mem")])
-def test_kernels_are_compiled_and_not_run(monkeypatch, device, functions, error):
-    """One task for all lengths of a kind, and a line for each task."""
-    fake_gpu.install(monkeypatch, functions=functions)
-    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda jobs, _: ThreadPoolExecutor(1))
-    monkeypatch.setattr(Plan, "ready", None)  # nothing is to run
-    run = invoke("bench", *SMALL, "--seqlen", "24", "--dtype", "fp32", "--compile", "3")
-    assert run.exit_code == 0, run.output
-    lines = run.stderr.splitlines()
-    assert len(lines) == 4
-    assert all(line.startswith("fake forward fp32 D=16 N=40") for line in lines[2:])
-    assert ["out of mem" in line for line in lines[:2]] == [bool(error)] * 2
-    assert not device.order
 
 
 @pytest.mark.parametrize(

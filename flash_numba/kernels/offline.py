@@ -31,19 +31,31 @@ class Resources(NamedTuple):
 
 
 @contextmanager
-def _pretend(cc):
-    """Numba asks the current device for its capability when it compiles a device function."""
-    modules: list[Any] = [
-        import_module(f"numba.cuda.{name}") for name in ("compiler", "dispatcher")
+def pretend(cc: tuple[int, int]):
+    """Let Numba, and so a rung's functions, find a GPU of a compute capability.
+
+    It has no memory and runs nothing: kernels are compiled for it, and plans `plan.Noted`.
+    """
+    device = SimpleNamespace(compute_capability=cc, id=0, MULTIPROCESSOR_COUNT=1)
+    compiler, dispatcher, devices = (
+        import_module(f"numba.cuda.{home}")
+        for home in ("compiler", "dispatcher", "cudadrv.devices")
+    )
+    changes: list[tuple[Any, str, Any]] = [
+        (devices, "get_context", lambda *_: SimpleNamespace(device=device)),
+        (dispatcher._Kernel, "bind", lambda _: None),  # machine code is not loaded
     ]
-    kept = [module.get_current_device for module in modules]
+    changes += [
+        (home, "get_current_device", lambda: device) for home in (cuda, compiler, dispatcher)
+    ]
+    kept = [(home, name, getattr(home, name)) for home, name, _ in changes]
+    for home, name, found in changes:
+        setattr(home, name, found)
     try:
-        for module in modules:
-            module.get_current_device = lambda: SimpleNamespace(compute_capability=cc[:2])
         yield
     finally:
-        for module, function in zip(modules, kept, strict=True):
-            module.get_current_device = function
+        for home, name, found in kept:
+            setattr(home, name, found)
 
 
 def compile_ptx(kernel, signature, cc: tuple) -> str:
@@ -55,7 +67,7 @@ def compile_ptx(kernel, signature, cc: tuple) -> str:
     signature : tuple of Numba types
         See `launch.argument_types`.
     """
-    with _pretend(cc):
+    with pretend(cc[:2]):
         ptx, _ = cuda.compile(
             kernel.py_func,
             signature,

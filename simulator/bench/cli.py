@@ -13,6 +13,7 @@ Examples:
   flash-numba bench --quick
   flash-numba bench --rung flash2 --dtype fp32 --direction forward
   flash-numba bench --dtype bf16 --head-dim 128 --peer torch_cudnn --output mine.json
+  flash-numba bench --dtype fp16 --compile 8 --compile-for 9.0
   flash-numba bench --show benchmarks/results/h200_fp32.json
 """
 """Shown below the options."""
@@ -64,6 +65,15 @@ def bench(
             "--compile", help="Only compile the kernels, in so many processes.", metavar="N"
         ),
     ] = 0,
+    compile_for: Annotated[
+        str | None,
+        typer.Option(
+            "--compile-for",
+            help="Compute capability to compile for, such as 9.0; needs no GPU. (default: of the "
+            "GPU here)",
+            metavar="CC",
+        ),
+    ] = None,
     output: Annotated[
         str | None, typer.Option(help="Write the results as JSON.", metavar="FILE")
     ] = None,
@@ -94,7 +104,7 @@ def bench(
     if quick:
         options = options.quick("seqlens" in given)
     if compile_in:
-        compile_only(options, compile_in)
+        compile_only(options, compile_in, compile_for)
         return
     found = run(options, output)
     print_in_own_letters(table.render(found))
@@ -102,17 +112,20 @@ def bench(
         raise typer.Exit(1)
 
 
-def compile_only(options, jobs: int) -> None:
-    """Compile what a run with `options` would."""
+def compile_only(options, jobs: int, capability: str | None) -> None:
+    """Compile what a run with `options` would, for this machine's GPU or another."""
+    from flash_numba.ahead import compile_all, gpu_to_compile_for
     from flash_numba.checks import whole
 
-    from . import gpu
-    from .compiling import compile_all
+    from .compiling import tasks
 
     whole("compile", jobs, 1, 1024)
-    device = gpu.find()
-    for line in compile_all(options, device.gpu, device.device, jobs):
+    gpu, failed = gpu_to_compile_for(capability), False
+    for line in compile_all(tasks(options, gpu), gpu.compute_capability, jobs):
         print(line, file=sys.stderr)
+        failed |= ": failed, " in line
+    if failed:
+        raise typer.Exit(1)
 
 
 def run(options, output: str | None) -> dict[str, Any]:
