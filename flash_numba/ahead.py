@@ -16,8 +16,8 @@ from . import ladder
 from .addresses import unknown
 from .arrays import contiguous
 from .checks import one_of
-from .gpu_call import plan_backward, plan_forward
 from .ladder import Gpu, NoGpu, Rung
+from .passes import plan_backward, plan_forward
 from .plan import Noted
 from .problem import Problem
 

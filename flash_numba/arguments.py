@@ -11,7 +11,7 @@ import numpy as np
 from . import checks, masks
 from .addresses import known_as
 from .arrays import DeviceArray, Place, broadcast, dtype_of, is_copyable, kind_of, one_place
-from .checks import finite, shown
+from .checks import shown
 from .masks import Mask, ScoreMod
 from .packed_arguments import packed_like, packed_problem
 from .problem import Problem, window_sides
@@ -53,11 +53,11 @@ class Numbers(NamedTuple):
         ValueError, TypeError
         """
         if scale is not None:
-            scale = finite("scale", scale)
+            scale = checks.single("scale", scale)
         causal = checks.flag("causal", causal)
-        softcap = finite("softcap", softcap)
-        if softcap < 0:
-            raise ValueError(f"softcap must be a finite number >= 0 (0 = none), got {softcap}")
+        softcap = checks.single("softcap", softcap)
+        if softcap != 0 and softcap < checks.LEAST_FLOAT32:
+            raise ValueError(f"softcap must be >= 0 (0 = none; else >= 1.2e-38), got {softcap}")
         dropout_p = checks.dropout_probability("dropout_p", dropout_p)
         seed = 0 if seed is None else checks.seed("seed", seed)
         return cls(scale, causal, window_sides(window), softcap, dropout_p, seed)
@@ -178,7 +178,8 @@ def pose(
     if key_lengths is not None:
         base = replace(base, key_lengths=host_lengths(key_lengths))
     check_functions(score_mod, mask_mod, block_mask)
-    score_mod = _as(ScoreMod, "score_mod", score_mod)
+    score_mod = _as(ScoreMod, "score_mod", score_mod, "score, batch, head, q_idx, k_idx, aux")
+    mask_mod = _as(Mask, "mask_mod", mask_mod, "batch, head, q_idx, k_idx, aux")
     if "bias" in needs:
         bias = _with_gradient("bias", bias, place)
     if "score_mod" in needs:
@@ -201,9 +202,7 @@ def pose(
         "score_mod": _seen_from(place, score_mod),
     }
     mods = {name: mod for name, mod in mods.items() if mod is not None}
-    mask = _both(
-        _boolean(base, seen("mask", mask)), _seen_from(place, _as(Mask, "mask_mod", mask_mod))
-    )
+    mask = _both(_boolean(base, seen("mask", mask)), _seen_from(place, mask_mod))
     if block_mask is not None:
         block_mask = replace(block_mask, mask=_seen_from(place, block_mask.mask))
     if packed is not None:
@@ -270,10 +269,11 @@ def check_functions(score_mod, mask_mod, block_mask) -> None:
         raise TypeError(f"block_mask must be a BlockMask or None, got {shown(block_mask)}")
 
 
-def _as(wanted: type, name: str, given):
+def _as(wanted: type, name: str, given, parameters: str):
     """A user's Mask or ScoreMod; a plain function becomes one without `aux`."""
     if given is None or isinstance(given, wanted):
         return given
+    checks.takes(name, given, parameters)
     return wanted(getattr(given, "__name__", name), given)
 
 

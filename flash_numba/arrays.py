@@ -295,6 +295,9 @@ class _Dlpack(Kind):
 def kind_of(name: str, array) -> Kind:
     """The `Kind` of an array, or a TypeError that names the argument."""
     if is_torch(array):
+        if array.is_nested or str(array.layout) != "torch.strided":
+            kept = "nested" if array.is_nested else f"of layout {array.layout}"
+            raise TypeError(f"{name} must be a dense torch tensor, got one that is {kept}")
         return _Torch()
     if isinstance(array, np.ndarray):
         if not isinstance(array, np.ma.MaskedArray):

@@ -1,13 +1,16 @@
 """Checks of single arguments: each returns the value or says what is allowed and what it got."""
 
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Real
 
 import numpy as np
 
 LARGEST = (1 << 31) - 1
 """Sequences and tiles are no longer, so that products of two lengths fit int64."""
+
+LEAST_FLOAT32, LARGEST_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def shown(value) -> str:
@@ -42,6 +45,14 @@ def finite(name: str, value) -> float:
     return float(value)
 
 
+def single(name: str, value) -> float:
+    """`value` if it is a number that is finite in float32 too, else a ValueError."""
+    value = finite(name, value)
+    if abs(value) > LARGEST_FLOAT32:
+        raise ValueError(f"{name} must be finite in float32 (below 3.4e38), got {value}")
+    return value
+
+
 def flag(name: str, value) -> bool:
     """`value` if it is True or False, else a TypeError."""
     if not isinstance(value, bool | np.bool_):
@@ -63,6 +74,18 @@ def seed(name: str, value) -> int:
     if value >= 1 << 64:
         raise ValueError(f"{name} must be below 2**64, got {value}")
     return value
+
+
+def takes(name: str, function: Callable, parameters: str) -> None:
+    """Raise a TypeError unless `function` can be called with as many arguments as `parameters`."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # of something that is not written in Python
+        return
+    try:
+        signature.bind(*parameters.split(", "))
+    except TypeError:
+        raise TypeError(f"{name} must be called as {name}({parameters}), got {signature}") from None
 
 
 def index(name: str, value, count: int) -> int:

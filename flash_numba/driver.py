@@ -7,7 +7,7 @@ NVIDIA, "CUDA Driver API": library management, execution control, memory managem
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -65,6 +65,15 @@ def enter(device: int) -> None:
     check(driver().cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
     if current.value is None:
         check(driver().cuCtxSetCurrent(_primary_context(device)), "cuCtxSetCurrent")
+
+
+def in_context(device: int, run: Callable[[Any, int], None], addresses, stream: int) -> None:
+    """``run(addresses, stream)``, which launches on GPU number `device`, on any thread."""
+    try:
+        run(addresses, stream)
+    except NoContext:  # of the first launch: nothing has run
+        enter(device)
+        run(addresses, stream)
 
 
 class Function:

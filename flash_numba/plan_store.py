@@ -7,7 +7,7 @@ from typing import Any
 
 from . import driver, kernel_store
 from .driver import Function, Shape
-from .gpu_call import Output, Pass
+from .passes import Output, Pass
 from .plan import FillStep, KernelStep, Packed, Patch, Plan
 
 

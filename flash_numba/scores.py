@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .arrays import DeviceArray
+from .checks import shown
 from .masks import ScoreMod
 from .problem import Problem
 
@@ -215,15 +216,17 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
     of that shape.
     """
     shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands))
-    size = np.prod(shape, dtype=np.int64)
+    size = int(np.prod(shape, dtype=np.int64))
     if size == 0:
         return np.zeros(shape, bool)
     with np.errstate(all="ignore"):
         if size > 1:
             try:
-                return function(*(_read_only(operand) for operand in operands), aux)
+                found = function(*(_read_only(operand) for operand in operands), aux)
             except (TypeError, ValueError):
                 pass
+            else:
+                return _numbers(label, found, shape)
         columns = (array.ravel().tolist() for array in np.broadcast_arrays(*operands))
         elements = [function(*element, aux) for element in zip(*columns, strict=True)]
     if size > 1 and function not in _warned:
@@ -234,7 +237,19 @@ def evaluate(label: str, function: Callable, *operands, aux: tuple):
             RuntimeWarning,
             stacklevel=3,
         )
-    return np.array(elements).reshape(shape)
+    return _numbers(label, elements, (size,)).reshape(shape)
+
+
+def _numbers(label: str, found, shape: tuple[int, ...]) -> np.ndarray:
+    """What a function returned as an array that broadcasts to `shape`, or a TypeError."""
+    array = np.asarray(found)
+    lead = len(shape) - array.ndim
+    fits = lead >= 0 and all(
+        one in (1, wanted) for one, wanted in zip(array.shape, shape[lead:], strict=True)
+    )
+    if array.dtype.kind not in "biufV" or not fits:  # V: bfloat16
+        raise TypeError(f"{label} must return one number or bool a score, got {shown(found)}")
+    return array
 
 
 @cache

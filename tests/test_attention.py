@@ -486,7 +486,7 @@ BAD_BACKWARD = {
     ),
     "needs-bias": ({"needs": "bias"}, ValueError, ["needs has 'bias'", "no bias is given"]),
     "needs-mod": (
-        {"needs": ["score_mod"], "score_mod": masks.causal},
+        {"needs": ["score_mod"], "score_mod": lambda score, *where: score},
         ValueError,
         ["aux_index", "got ScoreMod"],
     ),

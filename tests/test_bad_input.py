@@ -194,6 +194,16 @@ LISTED: dict[str, tuple[dict, str]] = {
         {"scale": np.ones(2)},
         "scale must be a finite .*got float64 array",
     ),
+    "scale beyond float32": ({"scale": 1e39}, r"scale must be finite in float32 .*got 1e\+39"),
+    "softcap that float32 has not": ({"softcap": 1e-46}, "softcap must be >= 0 .*got 1e-46"),
+    "score_mod of one": (
+        {"score_mod": lambda score: score},
+        r"called as score_mod\(score, batch, head, q_idx, k_idx, aux\), got \(score\)",
+    ),
+    "mask_mod of four": (
+        {"mask_mod": lambda batch, head, q_idx, k_idx: True},
+        r"mask_mod\(batch, head, q_idx, k_idx, aux\), got \(batch, head, q_idx, k_idx\)",
+    ),
     "dropout of all": ({"dropout_p": 1.0, "seed": 0}, r"dropout_p must be in \[0, 1\), got 1.0"),
     "dropout below 0": ({"dropout_p": -0.5, "seed": 0}, r"must be in \[0, 1\), got -0.5"),
     "dropout NaN": ({"dropout_p": np.nan, "seed": 0}, "dropout_p must be a finite .*got nan"),
@@ -256,6 +266,48 @@ def test_arrays_on_two_gpus_are_refused(nothing_runs, door):
     nothing_runs.setattr(kind, "device", lambda self, x: "cuda:1" if x is ON_GPU["v"] else "cuda:0")
     with pytest.raises(TypeError, match=r"on one device, got q on cuda:0.* v on cuda:1"):
         door(ON_GPU)
+
+
+@pytest.mark.parametrize("answer", [None, "x", (1, 2)], ids=repr)
+@pytest.mark.parametrize("kind", ["score_mod", "mask_mod"])
+@pytest.mark.filterwarnings("ignore:.*the tile simulator answers:UserWarning")
+def test_what_a_function_may_return(kind, answer):
+    with pytest.raises(TypeError, match="must return one number or bool a score, got "):
+        forward({"q": Q, "k": Q, "v": Q, kind: lambda *arguments: answer})
+
+
+class Compiling(fake_gpu.Functions):
+    """A rung whose kernel calls the problem's score change."""
+
+    def forward(self, problem, *rest, **packed):
+        from flash_numba.device.functions import device_function
+        from flash_numba.device.numba_cuda import kernel, types
+        from flash_numba.kernels.offline import compile_ptx
+
+        change = device_function(problem.score_mods[0].apply)
+
+        @kernel(32)
+        def change_score(gX):
+            gX[0] = change(gX[0], 0, 0, 0, 0, ())
+
+        compile_ptx(change_score, (types.Array(types.float32, 1, "C"),), (8, 0))
+
+
+BODIES = {
+    "no number": lambda score, batch, head, q_idx, k_idx, aux: None,
+    "NumPy": lambda score, batch, head, q_idx, k_idx, aux: np.percentile(score, 3),
+    "a method": lambda score, batch, head, q_idx, k_idx, aux: score.clamp(0),
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_function_that_no_kernel_can_call_is_named(monkeypatch, body):
+    pytest.importorskip("numba_cuda")
+    fake_gpu.install(monkeypatch, functions=Compiling())
+    says = "^score_mod '<lambda>' must be such that Numba compiles .*; got [A-Za-z]*Error: .*[a-z]"
+    with pytest.raises(TypeError, match=says) as caught:
+        flash_numba.flash_attention(Q, Q, Q, score_mod=body)
+    assert "\n" not in str(caught.value)
 
 
 def test_tiles_beyond_the_shared_memory_are_refused_before_they_compile(monkeypatch):

@@ -262,6 +262,45 @@ def test_it_is_differentiable_once():
         dq.sum().backward()
 
 
+def forward_mode(given):
+    with torch.autograd.forward_ad.dual_level():
+        flash_attention(torch.autograd.forward_ad.make_dual(given[0], given[0]), *given[1:])
+
+
+TRANSFORMS = {
+    "forward_ad": forward_mode,
+    "jvp": lambda given: torch.func.jvp(flash_attention, given, given),
+    "jvp of vmap": lambda given: torch.func.jvp(
+        torch.vmap(flash_attention), *2 * [tuple(x[None] for x in given)]
+    ),
+    "grad": lambda given: torch.func.grad(lambda q: flash_attention(q, *given[1:]).sum())(given[0]),
+    "jacrev": lambda given: torch.func.jacrev(flash_attention)(*given),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_derivatives_that_do_not_exist_are_no_zeros(transform):
+    with pytest.raises(NotImplementedError, match="differentiable by torch"):
+        transform(tuple(x.detach() for x in qkv()))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap():
+    given = [torch.stack([x.detach(), -x.detach()]) for x in qkv()]
+    expected = torch.stack([flash_attention(*one) for one in zip(*given, strict=True)])
+    torch.testing.assert_close(torch.vmap(flash_attention)(*given), expected)
+
+
+def test_tensors_that_are_not_dense_are_refused():
+    q, k, v = (x.detach() for x in qkv())
+    with pytest.raises(TypeError, match=r"k must be a dense .*of layout torch.sparse_coo"):
+        flash_attention(q, k.to_sparse(), v)
+    with pytest.raises(TypeError, match="q must be a dense torch tensor, got one that is nested"):
+        flash_attention(torch.nested.nested_tensor(list(q)), k, v)
+
+
 # Dropout
 
 
@@ -299,6 +338,7 @@ COMPILED = {
     "mask-lengths": {"mask": MASK, "key_lengths": torch.tensor(LENGTHS)},
     "bias-alibi": {"bias": torch.randn(9, 13, requires_grad=True), "alibi_slopes": SLOPES},
     "lengths-list": {"key_lengths": [13, 4]},
+    "lengths-numpy": {"key_lengths": np.array(LENGTHS)},
     "seeded": {"dropout_p": 0.5, "seed": 2**64 - 1},
     "functions": {"score_mod": RELATIVE, "mask_mod": EVEN},
     "block-mask": {"block_mask": BLOCKS},
@@ -322,6 +362,21 @@ def test_compiled_calls_are_one_graph(options, backend):
         torch.autograd.grad(found, (*given, *learned)),
         torch.autograd.grad(expected, (*given, *learned)),
     )
+
+
+def test_a_function_made_inside_of_a_compiled_one():
+    """A graph has a number in its place, under which it must still be found when the graph runs."""
+
+    def call(q, k, v):
+        def doubled(score, batch, head, q_idx, k_idx, aux):
+            return score * 2.0
+
+        return flash_attention(q, k, v, score_mod=doubled, mask_mod=lambda b, h, i, j, aux: i >= j)
+
+    given = [x.detach() for x in qkv()]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*given), call(*given))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -17,8 +17,8 @@ from flash_numba.addresses import NAMES, known_as, owner_of, unknown
 from flash_numba.arrays import DeviceArray
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.driver import Shape
-from flash_numba.gpu_call import Output, Pass
 from flash_numba.packing import SeedWord, pack
+from flash_numba.passes import Output, Pass
 from flash_numba.plan import SEED, FillStep, KernelStep, Plan
 
 Q = DeviceArray(4096 + 8, (2, 5, 3, 4), (240, 48, 16, 4), "fp32")

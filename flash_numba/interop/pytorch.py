@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,21 +22,31 @@ from ..arrays import one_place
 from ..ladder import check_wishes
 from ..packed_arguments import packed_like
 from ..sequences import Packed
-from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
+from .torch_inputs import (
+    autocast,
+    learned_tensor,
+    refuse_lost_gradients,
+    refuse_transforms,
+    seed_tensor,
+)
 
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _count = itertools.count(1)
+_traced: set[Any] = set()
+"""What a compiled call has by its number only, such as a function that is made inside of it."""
 
 
 @torch.compiler.assume_constant_result
-def _number_of(thing) -> int:
+def _number_of(thing, traced: bool) -> int:
     """The number under which `_objects` has a function or block mask; 0 for None."""
     if thing is None:
         return 0
     if thing not in _numbers:
         number = _numbers[thing] = next(_count)
         _objects[number] = thing
+    if traced:
+        _traced.add(thing)
     return _numbers[thing]
 
 
@@ -127,12 +138,15 @@ def attention(
     check_functions(*(options[name] for name in ("score_mod", "mask_mod", "block_mask")))
     names = "scale", "causal", "window", "softcap", "dropout_p", "seed"
     numbers = tuple(options[name] for name in names)
-    if not torch.compiler.is_compiling():  # numbers may be symbols there; the op checks them
+    traced = torch.compiler.is_compiling()
+    if not traced:  # numbers may be symbols there; the op checks them
         numbers = Numbers.of(*numbers)
+        refuse_transforms(q, k, v, *tensors.values())
     scale, causal, (left, right), softcap, dropout_p, _ = numbers
     score_mod, lengths = options["score_mod"], options["key_lengths"]
     if lengths is not None and not isinstance(lengths, Tensor):
-        lengths = torch.as_tensor(host_lengths(lengths))
+        known = traced and isinstance(lengths, np.ndarray)  # to a trace, NumPy arrays are tensors
+        lengths = torch.as_tensor(lengths if known else host_lengths(lengths))
     refuse_lost_gradients(options)
     arguments = _Arguments(
         **tensors,
@@ -145,9 +159,9 @@ def attention(
         right=right,
         softcap=softcap,
         dropout_p=dropout_p,
-        score_mod=_number_of(score_mod),
-        mask_mod=_number_of(options["mask_mod"]),
-        block_mask=_number_of(options["block_mask"]),
+        score_mod=_number_of(score_mod, traced),
+        mask_mod=_number_of(options["mask_mod"], traced),
+        block_mask=_number_of(options["block_mask"], traced),
         kernel=kernel,
         deterministic=deterministic,
         **packed._asdict(),

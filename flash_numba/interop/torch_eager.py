@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import attention as api
-from .. import checks, gpu_call, plan_store
+from .. import checks, passes, plan_store
 from ..arguments import check_functions, host_lengths, pose
 from ..ladder import check_wishes, choose
 from ..scores import check_differentiable
@@ -220,7 +220,7 @@ class _Call:
         self.stored = None if self.uploads or packed is not None else key
         self._backward: dict[tuple, TorchPass] | None = None if key is None else {}
 
-        def plan() -> gpu_call.Pass:
+        def plan() -> passes.Pass:
             check_wishes(kernel, deterministic)
             check_functions(*functions)
             posed = pose(q, k, v, **self.others, **tensors, packed=packed)
@@ -228,7 +228,7 @@ class _Call:
             gpu, aligned = api.gpu_of(posed), posed.aligned
             rung = choose(posed.problem, gpu, kernel, deterministic, aligned=aligned)
             with posed.place.kind.current(q):
-                return gpu_call.plan_forward(rung, posed.problem, posed.arrays)
+                return passes.plan_forward(rung, posed.problem, posed.arrays)
 
         self._forward = self._planned(plan, q, ("forward",))
         self._forward_to_o = self._forward.without("lse", q)
@@ -301,7 +301,7 @@ class _Call:
                 self._backward[key] = found
         return found(read, seed)
 
-    def _plan_backward(self, needs, tensors: dict, learned, arrays) -> gpu_call.Pass:
+    def _plan_backward(self, needs, tensors: dict, learned, arrays) -> passes.Pass:
         names = (*self.read, "score_mod") if self.learns else self.read
         names = [name for name, need in zip(names, needs, strict=True) if need]
         others: dict[str, Any] = dict(self.others)
@@ -318,7 +318,7 @@ class _Call:
         views = {**posed.arrays, **{n: x for n, x in given.items() if x is not None}}
         with posed.place.kind.current(posed.like):
             shapes = {n: tuple(posed.tensors[n].shape) for n in posed.at if n in names}
-            return gpu_call.plan_backward(rung, posed.problem, views, names, posed.at, shapes)
+            return passes.plan_backward(rung, posed.problem, views, names, posed.at, shapes)
 
 
 def _model(device: int) -> tuple:

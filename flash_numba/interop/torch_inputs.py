@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..masks import Mask, ScoreMod
 
@@ -61,3 +62,22 @@ def _needs_gradient(part) -> bool:
     if isinstance(part, tuple):
         return any(_needs_gradient(inner) for inner in part)
     return isinstance(part, Tensor) and part.requires_grad
+
+
+def refuse_transforms(*tensors: Tensor | None) -> None:
+    """Raise a NotImplementedError where torch would look for derivatives that do not exist.
+
+    It would take those of forward mode for zero, without a word.
+    """
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    layers = functorch.get_interpreter_stack() or ()
+    refused = any(str(layer.key()).endswith(("Grad", "Jvp")) for layer in layers)
+    if forward_ad._current_level >= 0:  # layers hide tangents
+        refused |= bool(layers) or any(
+            x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+        )
+    if refused:
+        raise NotImplementedError(
+            "flash_attention is differentiable by torch.autograd, in reverse mode and once; "
+            "forward_ad and torch.func.grad, vjp, jacrev and jvp have no rule for it"
+        )

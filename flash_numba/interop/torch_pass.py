@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from .. import gpu_call
-from ..driver import NoContext, enter
+from ..driver import in_context
+from ..passes import Pass
 from ..plan import SEED
 from ..problem import DTYPES
 
@@ -40,7 +40,7 @@ class TorchPass:
 
     Parameters
     ----------
-    planned : gpu_call.Pass
+    planned : Pass
     like : Tensor
         Of that device.
     unread : str, optional
@@ -54,7 +54,7 @@ class TorchPass:
         The address for the output that nobody reads, which `run` is handed behind theirs.
     """
 
-    def __init__(self, planned: gpu_call.Pass, like: Tensor, unread: str | None = None):
+    def __init__(self, planned: Pass, like: Tensor, unread: str | None = None):
         self.planned, self.index = planned, like.get_device()
         made = [x for x in (*planned.outputs, *planned.memory) if x.name != unread]
         names = [*planned.inputs, *(x.name for x in made)]
@@ -87,11 +87,7 @@ class TorchPass:
             addresses.append(tensor.data_ptr())
         addresses += self.more
         addresses += seed
-        try:
-            self.run(addresses, current_stream(self.index))
-        except NoContext:  # of the first launch: nothing has run
-            enter(self.index)
-            self.run(addresses, current_stream(self.index))
+        in_context(self.index, self.run, addresses, current_stream(self.index))
         return made[: self._results]
 
 
