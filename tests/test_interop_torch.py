@@ -293,6 +293,7 @@ def test_vmap():
     torch.testing.assert_close(torch.vmap(flash_attention)(*given), expected)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_tensors_that_are_not_dense_are_refused():
     q, k, v = (x.detach() for x in qkv())
     with pytest.raises(TypeError, match=r"k must be a dense .*of layout torch.sparse_coo"):
