@@ -2,7 +2,7 @@
 
 ``grade("online_lse", my_function)`` runs an answer on several problems and says what it checked,
 or which line is at fault and why: numbers, elements read and written, SRAM, nothing of N x M in
-HBM, no race. ``statement(name)`` tells what to do, ``hint(name, step)`` helps. Three kinds:
+HBM, no race, an end. ``statement(name)`` tells what to do, ``hint(name, step)`` helps. Three kinds:
 
 - a formula: ``predict_flash2(N, M, d, B_r, B_c)`` returns a number;
 - a program of tiles: ``flash_forward(gpu)`` on a `simulator.machine.Machine`, whose operations take
@@ -21,11 +21,13 @@ from collections.abc import Callable
 from flash_numba.checks import one_of, whole
 
 from .grading import PUZZLES, Grade, Wrong
+from .grading.limit import LIMIT_S, Endless, time_limit
+from .grading.verdict import code_of, place_of
 
 __all__ = ["PUZZLES", "Grade", "grade", "hint", "statement"]
 
 
-def grade(puzzle: str, fn: Callable) -> Grade:
+def grade(puzzle: str, fn: Callable, seconds: float = LIMIT_S) -> Grade:
     """Check an answer.
 
     Parameters
@@ -34,6 +36,8 @@ def grade(puzzle: str, fn: Callable) -> Grade:
         A key of `PUZZLES`.
     fn : callable
         The answer: a function, or a ``@cuda.jit`` kernel.
+    seconds : float
+        Processor time after which an answer counts as one that never ends.
 
     Returns
     -------
@@ -45,11 +49,15 @@ def grade(puzzle: str, fn: Callable) -> Grade:
     ValueError, TypeError
         If there is no such puzzle, or `fn` is no Python function.
     """
-    chosen = PUZZLES[one_of("puzzle", puzzle, PUZZLES)]
+    chosen, file = PUZZLES[one_of("puzzle", puzzle, PUZZLES)], code_of(fn).co_filename
     try:
-        return Grade(puzzle, True, chosen.check(fn))
+        with time_limit(seconds):
+            return Grade(puzzle, True, chosen.check(fn))
     except Wrong as error:
         return error.grade(puzzle)
+    except Endless as error:
+        why = f"still runs after {seconds:g} s of computing: does its loop ever end?"
+        return Wrong(why, place_of(error, file)).on("", fn).grade(puzzle)
 
 
 def statement(puzzle: str) -> str:

@@ -2,6 +2,8 @@
 
 import linecache
 import re
+import time
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from answers import SOLUTIONS, Answer, backward, flash, formulas, kernels, steps
 from flash_numba import reference
 from simulator.grade import PUZZLES, grade, hint, statement
 from simulator.grading.cases import CAUSAL, SHAPES, SHARED
+from simulator.grading.limit import time_limit
 from simulator.machine import Machine
 
 ANSWERS = [
@@ -170,3 +173,62 @@ def test_what_one_does_first_is_explained(right, wrong, why):
 
 def test_a_formula_may_call_its_arguments_as_it_likes():
     assert grade("break_even", lambda columns: columns // 2 + 1)
+
+
+ENDLESS = {
+    "tallest_tile": """
+def tallest_tile(d, sram_bytes):
+    rows = 1
+    while 2 * d * rows <= sram_bytes:
+        try:
+            rows += 0
+        except Exception:
+            break
+    return rows
+""",
+    "double_q": """
+def double_q(gpu):
+    Q = gpu.tensor("Q")
+    for head, _, rows in gpu.query_tile_grid():
+        sQ = gpu.load("load Q_i", Q[head, rows])
+        while True:
+            gpu.compute("O = 2 Q", (sQ,), (sQ,), lambda Q: 2 * Q)
+""",
+    "scale_kernel": """
+from numba import cuda
+
+
+@cuda.jit
+def scale_kernel(x, y, a):
+    i = cuda.grid(1)
+    while i >= 0:
+        if i < x.shape[0]:
+            y[i] = a * x[i]
+""",
+}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "another thread"])
+@pytest.mark.parametrize("puzzle", ENDLESS)
+def test_an_answer_that_never_ends_is_stopped(puzzle, elsewhere):
+    function = function_of(Answer(puzzle, "endless", ENDLESS[puzzle]))
+    found = []
+    if elsewhere:
+        thread = Thread(target=lambda: found.append(grade(puzzle, function, seconds=0.3)))
+        thread.start()
+        thread.join()
+    else:
+        found.append(grade(puzzle, function, seconds=0.3))
+    assert not found[0]
+    assert found[0].message.endswith("still runs after 0.3 s of computing: does its loop ever end?")
+    lines = ENDLESS[puzzle].splitlines()
+    assert found[0].line is not None
+    assert found[0].line > min(number for number, line in enumerate(lines) if "while" in line)
+
+
+def test_a_limit_that_is_not_reached_changes_nothing():
+    with time_limit(0.2):
+        pass
+    start = time.process_time()
+    while time.process_time() - start < 0.6:
+        pass

@@ -1,6 +1,6 @@
 """The puzzles, and how answers are checked; `simulator.grade` is the way in.
 
-Reading order: `formulas`, `cases`, `verdict`, `formula_puzzles`, `bench`, `tile_puzzles`,
+Reading order: `formulas`, `cases`, `verdict`, `limit`, `formula_puzzles`, `bench`, `tile_puzzles`,
 `tile_limits`, `tile_steps`, `tile_flash`, `tile_backward`, `kernel_puzzles`, `kernel_list`,
 `warp_list`, `later_formulas`, `array_puzzles`.
 """

@@ -34,6 +34,16 @@ def padded_keys(case: Case, tensors) -> dict[str, np.ndarray]:
     return {"gO": tensors["O"][0] * (tensors["l"][0] / l)[:, None]}
 
 
+def coalesced(case: Case) -> int:
+    """Sectors that warps touch which read the rows of `matrix` 32 neighbours at a time."""
+    found = 0
+    for row in range(case.N):
+        for first in range(row * case.M, (row + 1) * case.M, 32):
+            last = min(first + 32, (row + 1) * case.M) - 1
+            found += last // 8 - first // 8 + 1
+    return found
+
+
 def size(case: Case) -> int:
     """Elements of `matrix`."""
     return case.N * case.M
@@ -110,7 +120,8 @@ other.""",
     KernelPuzzle(
         name="row_sum_kernel",
         statement="""y[row] = sum of x[row, :] for a matrix of N x M: one block of 64 threads a
-row, each element loaded once. The threads must put their parts together, through shared memory or
+row, each element loaded once, by all the threads and coalesced: the lanes of a warp take
+neighbouring elements. The threads must put their parts together, through shared memory or
 shuffles.""",
         hints=(
             "Each thread adds up every 64th element; that leaves 64 parts.",
@@ -124,6 +135,7 @@ shuffles.""",
         launch=lambda c: (c.N, 64),
         loads=lambda c: {"x": size(c)},
         stores=lambda c: {"y": c.N},
+        sectors=lambda c: {"x": coalesced(c)},
         shared=lambda c: 4 * 64,
         cases=(Case(2, 64), Case(3, 150), Case(2, 7)),
         mistakes={
@@ -135,8 +147,8 @@ shuffles.""",
     KernelPuzzle(
         name="row_lse_kernel",
         statement="""y[row] = log(sum(exp(x[row, :]))) for a matrix of N x M: one warp (32
-threads, one block) a row, each element loaded *once*, whatever M is. Scores may be in the
-hundreds. This is the online softmax, first within a lane and then across the lanes.""",
+threads, one block) a row, each element loaded *once*, coalesced, whatever M is. Scores may be in
+the hundreds. This is the online softmax, first within a lane and then across the lanes.""",
         hints=(
             "A lane keeps its own maximum and sum over every 32nd element, as in online_lse.",
             "Two pairs (m, l) merge into m_new = max(m_a, m_b), l = l_a exp(m_a - m_new) + l_b "
@@ -152,6 +164,7 @@ hundreds. This is the online softmax, first within a lane and then across the la
         launch=lambda c: (c.N, 32),
         loads=lambda c: {"x": size(c)},
         stores=lambda c: {"y": c.N},
+        sectors=lambda c: {"x": coalesced(c)},
         shared=lambda c: 4 * 64,
         cases=(
             Case(3, 64),

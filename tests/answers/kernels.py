@@ -166,9 +166,53 @@ total.wrong("out of the row", "", "range(i, x.shape[1], 64)", "range(i, x.shape[
 total.wrong(
     "each thread the whole row", "is right", "range(i, x.shape[1], 64)", "range(x.shape[1])"
 )
+total.wrong(
+    "one thread alone",
+    "neighbouring elements",
+    """
+from numba import cuda, float32
+
+
+@cuda.jit
+def row_sum_kernel(x, y):
+    row = cuda.blockIdx.x
+    if cuda.threadIdx.x == 0:
+        total = float32(0)
+        for col in range(x.shape[1]):
+            total += x[row, col]
+        y[row] = total
+""",
+)
+total.wrong(
+    "a piece of the row a thread",
+    "neighbouring elements",
+    "range(i, x.shape[1], 64)",
+    "range((x.shape[1] + 63) // 64 * i, min((x.shape[1] + 63) // 64 * (i + 1), x.shape[1]))",
+)
 total.wrong("mean", "is right", "= parts[0]\n", "= parts[0] / x.shape[1]\n")
 
 lse = Answers("row_lse_kernel")
+lse.wrong(
+    "one lane alone",
+    "neighbouring elements",
+    """
+import math
+
+from numba import cuda, float32
+
+
+@cuda.jit
+def row_lse_kernel(x, y):
+    row, m, l = cuda.blockIdx.x, float32(-1e30), float32(0)
+    if cuda.threadIdx.x == 0:
+        for col in range(x.shape[1]):
+            s = x[row, col]
+            m_new = max(m, s)
+            l = l * math.exp(m - m_new) + math.exp(s - m_new)
+            m = m_new
+        y[row] = m + math.log(l)
+""",
+)
 lse.right(
     "pairs merge",
     """

@@ -17,6 +17,8 @@ if missing("tutorials"):
     pass
 stop_if_stale()
 
+import inspect
+
 from simulator.course import begin, frame_at, record, show, stepper
 
 begin()
@@ -72,6 +74,18 @@ form = theory.counts("algorithm0", problem, 128, 64, direction="forward")
 print("simulated:", standard.reads, standard.writes)
 print("formula:  ", form.reads, form.writes)
 print("equal:", standard == form)
+
+# %% [markdown]
+# **Read the code.** An algorithm is written as loads, products and stores on a machine, and the
+# machine's ledger adds up what crosses. Find the line that counts for HBM. What would one see of an
+# algorithm that loads a tile and never uses it?
+
+# %%
+from simulator.ledger import Ledger
+from simulator.machine import Machine
+
+print(inspect.getsource(Machine.load))
+print(inspect.getsource(Ledger.read))
 
 # %% [markdown]
 # ## The better cook

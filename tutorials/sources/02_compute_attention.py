@@ -17,6 +17,8 @@ if missing("tutorials"):
     pass
 stop_if_stale()
 
+import inspect
+
 import numpy as np
 
 from simulator.course import begin, show
@@ -94,6 +96,7 @@ show(*attention_flow(q, k, v, head=9, words=tokens))
 # %%
 from flash_numba import reference
 from flash_numba.problem import Problem
+from simulator.run import simulate
 
 problem = Problem.of(q, k, v)
 o, lse = reference.forward(problem, q, k, v)
@@ -104,6 +107,16 @@ S = q[0, :, head].astype(float) @ k[0, :, head].astype(float).T / np.sqrt(32)
 P = np.exp(S - S.max(axis=1, keepdims=True))
 P /= P.sum(axis=1, keepdims=True)
 print("by hand and by the reference:", np.abs(P @ v[0, :, head] - o[0, :, head]).max())
+
+# %% [markdown]
+# **Read the code.** These are the lines of the reference that a head comes down to. Where is √d?
+# And why is the row's maximum subtracted, which changes no weight? (`arith` rounds, when asked, as
+# a framework in fp16 would: notebook 13.)
+
+# %%
+head_code = inspect.getsource(reference._Head)
+print(head_code[head_code.index("        scores = arith") :])
+print(inspect.getsource(reference._softmax))
 
 # %% [markdown]
 # `lse` is one number a row, the logarithm of the sum of e^S. It looks like a by-product; keep an
@@ -119,6 +132,9 @@ N, heads, d = 32_768, 16, 64
 S_bytes, others = N * N * heads * 2, 4 * N * heads * d * 2
 print(f"S: {S_bytes / 2**30:.0f} GiB a layer; Q, K, V, O: {others / 2**20:.0f} MiB, ", end="")
 print(f"{S_bytes / others:.0f} times less")
+
+counted = simulate("algorithm0", Problem(N, N, d, dtype="fp16")).counts
+print("standard attention, counted, writes this S:", heads * 2 * counted.writes["S"] == S_bytes)
 
 # %% [markdown]
 # The matrix that nobody asked for is so much larger than everything that goes in and comes out. It
