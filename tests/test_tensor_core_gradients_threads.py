@@ -116,16 +116,17 @@ def test_public_function_reaches_the_kernel(monkeypatch):
     monkeypatch.setattr(tensor_core_backward, "compute_capability", lambda: (8, 0))
     options = CASES["D64-causal-gqa"] | {"head_dim": 24}
     problem, q, k, v, do = random_problem(**options)
+    dlse = np.random.default_rng(3).standard_normal(problem.shapes["lse"]).astype(np.float32)
     o, lse = flash_attention(q, k, v, causal=True, return_lse=True, kernel="tensor_core")
     for scale, kernels in ((None, ["tensor_core_gradients"]), (-0.2, [*TWO_KERNELS])):
         del names[:]
         found = flash_attention_backward(
-            do, q, k, v, o, lse, causal=True, scale=scale, kernel="tensor_core"
+            do, q, k, v, o, lse, dlse=dlse, causal=True, scale=scale, kernel="tensor_core"
         )
         assert names == ["row_dots", *kernels]
         if scale is None:
             gradients = {"dq": found.dq, "dk": found.dk, "dv": found.dv}
-            check(problem, gradients, exact(problem, q, k, v, do))
+            check(problem, gradients, exact(problem, q, k, v, do, dlse))
 
 
 TWO_KERNELS = "tensor_core_dq", "tensor_core_dkv"
