@@ -1,5 +1,7 @@
 """Products of a warpgroup on NumPy, and registers that are not ours while one runs."""
 
+from sys import getrefcount
+
 import numpy as np
 
 from ....problem import DTYPES
@@ -12,14 +14,15 @@ PER_CHUNK = CHUNK_BYTES // ITEM_BYTES
 
 
 class RegistersInFlight(RuntimeError):
-    """A register of a product that runs was used."""
+    """A register of a product that runs was used or overwritten."""
 
     finding_kind = "asynchronous copy"
 
-    def __init__(self, where):
+    def __init__(self, where, what="used"):
         self.finding_places = (where,)
         super().__init__(
-            "a register of a wgmma product is used while the product runs: wait for its group first"
+            f"a register of a wgmma product is {what} while the product runs: wait for its group "
+            "first"
         )
 
 
@@ -48,6 +51,15 @@ _OTHER = "lt le gt ge eq ne neg pos abs invert float int index bool array"
 for _name in (*_BINARY.split(), *_OTHER.split(), *(f"r{name}" for name in _BINARY.split())):
     setattr(InFlight, f"__{_name}__", _refuse)
 InFlight.__hash__ = object.__hash__
+
+
+class Guarded(list):
+    """A row of a local array, some of whose numbers are `InFlight`: they cannot be overwritten."""
+
+    def __setitem__(self, j, value):
+        if self[j].__class__ is InFlight:
+            raise RegistersInFlight(self[j].where, "overwritten")
+        super().__setitem__(j, value)
 
 
 def columns_of(fragment_columns: int) -> np.ndarray:
@@ -116,14 +128,23 @@ def _values(local) -> list:
 
 
 def _occupy(context, arrays, values) -> list:
-    """Put `InFlight` with new values into the threads' local arrays; gives what to check later."""
+    """Put `InFlight` with new values into the threads' local arrays; gives them, row by row."""
     held = []
     for local, new in zip(arrays, values, strict=True):
-        for row, numbers in zip(local.data, new, strict=True):
-            for j, number in enumerate(numbers):
-                row[j] = InFlight(number, context.place)
-                held.append((row, j, row[j]))
+        for i, numbers in enumerate(new):
+            if getrefcount(local.data[i]) > 2:
+                raise context.error("unsupported", "a view of a row of a product's local array")
+            marks = [InFlight(number, context.place) for number in numbers]
+            local.data[i] = Guarded(marks)
+            held.append((local.data, i, marks))
     return held
+
+
+def _give_back(rows: list, i: int, marks: list[InFlight]) -> None:
+    """The numbers of a row whose product is done, but for those that a later one has taken over."""
+    numbers = [x.value if x is mark else x for x, mark in zip(rows[i], marks, strict=True)]
+    running = any(x.__class__ is InFlight for x in numbers)
+    rows[i] = Guarded(numbers) if running else numbers
 
 
 def _check_start(context, shared, tile: SwizzledTile) -> None:
@@ -198,15 +219,8 @@ def wait(pending: int):
         for group, held in running.groups:
             if group > running.done:
                 continue
-            for row, j, mark in held:
-                if row[j] is mark:
-                    row[j] = mark.value
-                elif row[j].__class__ is not InFlight:
-                    raise context.error(
-                        "asynchronous copy",
-                        "a register of a wgmma product was overwritten while the product ran",
-                        mark.where,
-                    )
+            for row in held:
+                _give_back(*row)
         running.groups = [one for one in running.groups if one[0] > running.done]
         if running.done:
             context.finish(("wgmma", context.thread.tid // 128), running.done)
