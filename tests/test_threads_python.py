@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("numba", reason="kernels need numba")
 
 from numba import cuda, float32, types
+from numba.core.errors import NumbaError
 
 from flash_numba.device.numba_cuda import NUMBA_CUDA
 from simulator.threads import KernelError, trace
@@ -110,6 +111,13 @@ def numbered_pairs(x, i):
     return total
 
 
+def constants_in_a_list(x, i):
+    total = float32(0)
+    for j in [2, 0]:
+        total += x[i, j] if i in [0, 3] else x[0, j]
+    return total
+
+
 def pairs_of_constants(x, i):
     total = float32(0)
     for a, b in ((0, 1), (2, 0)):
@@ -179,6 +187,7 @@ FORMS = [
     side_by_side,
     side_by_side_with_a_range,
     numbered_pairs,
+    constants_in_a_list,
     pairs_of_constants,
     until_found,
     unpacked,
@@ -297,6 +306,41 @@ def a_match(x, i):
     return x[1, 1]
 
 
+def a_dict(x, i):
+    weights = {0: 1, 1: 2}
+    return x[weights[0], 0]
+
+
+def a_set(x, i):
+    return x[0, 0] if i in {0, 1} else x[1, 1]
+
+
+def a_list(x, i):
+    order = [2, 0, 1]
+    return x[i, order[0]]
+
+
+def a_comprehension(x, i):
+    squares = [j * j for j in range(2)]
+    return x[i, squares[1]]
+
+
+def a_generator(x, i):
+    return x[i, sum(j for j in range(2))]
+
+
+def a_formatted_string(x, i):
+    return x[i, len(f"{i}")]
+
+
+REFUSED = [
+    (a_dict, "a dict is nothing that Numba compiles for CUDA", "weights = {0: 1, 1: 2}"),
+    (a_set, "a set is nothing", "return x[0, 0] if i in {0, 1} else x[1, 1]"),
+    (a_list, "a list is nothing", "order = [2, 0, 1]"),
+    (a_comprehension, "a comprehension is nothing", "squares = [j * j for j in range(2)]"),
+    (a_generator, "a generator is nothing", "return x[i, sum(j for j in range(2))]"),
+    (a_formatted_string, "a formatted string is nothing", 'return x[i, len(f"{i}")]'),
+]
 UNSUPPORTED = [
     (a_sum, "sum of an array", "return x[i].sum()"),
     (a_sum_of_numpy, "np.sum with an array", "return np.sum(x)"),
@@ -304,6 +348,7 @@ UNSUPPORTED = [
     (through_flat, "flat of an array", "for one in x.flat:"),
     (through_indices, "np.ndindex", "for j, k in np.ndindex(x.shape):"),
     (a_match, "the statement match", "match i:"),
+    *REFUSED,
 ]
 
 
@@ -317,3 +362,13 @@ def test_form_that_is_not_emulated_is_named_with_its_line(form, says, line):
     assert finding.kind == "unsupported"
     assert says in finding.message
     assert [place.text for place in finding.places] == [line]
+
+
+@pytest.mark.skipif(not NUMBA_CUDA, reason="compiles with numba-cuda")
+@pytest.mark.parametrize("form", [one[0] for one in REFUSED], ids=lambda form: form.__name__)
+def test_numba_refuses_what_the_runner_says_it_refuses(form):
+    from flash_numba.kernels.offline import compile_ptx
+
+    signature = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
+    with pytest.raises((NumbaError, AttributeError)):
+        compile_ptx(kernel_of(form), signature, (9, 0, "a"))

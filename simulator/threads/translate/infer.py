@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import types
 
+from ..errors import fail
 from .calls import Calls
 from .kinds import ANY, NONE, Kind, join, of_operation
 from .link import names_of
@@ -16,6 +17,17 @@ from .source import definition
 
 ALLOWED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr)
 ALLOWED += (ast.Return, ast.Break, ast.Continue, ast.Pass, ast.Assert)
+REFUSED = {
+    ast.Dict: "a dict",
+    ast.Set: "a set",
+    ast.List: "a list",
+    ast.ListComp: "a comprehension",
+    ast.SetComp: "a comprehension",
+    ast.DictComp: "a comprehension",
+    ast.GeneratorExp: "a generator",
+    ast.JoinedStr: "a formatted string",
+}
+"""Expressions that Numba compiles for a CPU only."""
 
 
 class Analysis(Calls):
@@ -58,7 +70,17 @@ class Analysis(Calls):
             before = (dict(self.env), self.returns, len(self.varying_loops))
             self._statements(self.body)
             if before == (self.env, self.returns, len(self.varying_loops)):
-                return
+                break
+        self._refuse()
+
+    def _refuse(self):
+        """What Numba's CUDA target does not compile is an error here, too."""
+        nodes = list(self.walk(*self.live(self.body)))
+        allowed = {id(one) for node in nodes for one in _tuples(node)}
+        for node in nodes:
+            if type(node) in REFUSED and id(node) not in allowed:
+                text = f"{REFUSED[type(node)]} is nothing that Numba compiles for CUDA"
+                raise fail("unsupported", text, self.place(node))
 
     def _statements(self, body):
         for node in self.live(body):
@@ -132,8 +154,22 @@ class Analysis(Calls):
             for i, one in enumerate(target.elts):
                 whole = len(parts) == len(target.elts)
                 self._bind(one, parts[i] if whole else Kind("any", kind.uniform))
+        elif isinstance(target, ast.Starred):
+            raise self.unsupported(target, "a star on the left of an assignment")
         elif not isinstance(target, ast.Subscript):
             raise self.unsupported(target, "assignment to an attribute")
+
+
+def _tuples(node: ast.AST) -> list[ast.expr]:
+    """Lists that Python makes tuples: constants to run over or to look in, and names to unpack."""
+    if isinstance(node, ast.List) and isinstance(node.ctx, ast.Store):
+        return [node]
+    lists = [node.iter] if isinstance(node, ast.For) else getattr(node, "comparators", [])
+    return [
+        one
+        for one in lists
+        if isinstance(one, ast.List) and all(isinstance(part, ast.Constant) for part in one.elts)
+    ]
 
 
 def _assigned(body) -> set[str]:
