@@ -1,6 +1,7 @@
 """Counts of the thread runner against numbers derived by hand, and its speed."""
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ pytest.importorskip("numba", reason="kernels need numba")
 
 import traced_kernels as kernels
 from bug_zoo import empty, vector
+from numba import cuda, float32
 
 from simulator.threads import trace
 from simulator.threads.passes import copy_sectors, passes, sectors
@@ -108,6 +110,20 @@ def test_naive_flash_attention_costs_what_its_schedule_says():
     assert flops["exp"] == n * n + n * tiles
     assert flops["div"] == n * depth
     assert report.local_bytes == 4 * (depth + tile)
+
+
+USES_POWERS = True
+
+
+@cuda.jit
+def powers(x, y):
+    i = cuda.threadIdx.x
+    y[i] = x[i] ** x[i] * float32(2) if USES_POWERS else math.exp(x[i])
+
+
+def test_arms_that_constants_decide_against_do_no_operations():
+    report = trace(powers)[1, 32](np.ones(32, np.float32), np.zeros(32, np.float32))
+    assert report.total_flops == {"pow": 32, "mul": 32}
 
 
 def definition_of_passes(words, width, store):

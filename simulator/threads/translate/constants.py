@@ -62,6 +62,10 @@ class Constants:
     def walk(self, *nodes):
         """All nodes within that can run."""
         for node in nodes:
+            truth = self.decide(node.test) if isinstance(node, ast.IfExp) else None
+            if truth is not None:
+                yield from self.walk(node.body if truth else node.orelse)
+                continue
             yield node
             for _, value in ast.iter_fields(node):
                 if isinstance(value, ast.AST):

@@ -13,15 +13,16 @@ from ..errors import Place
 from .infer import Analysis
 from .kinds import FLOATS
 
-_OPERATIONS = {ast.Add: "add", ast.Sub: "add", ast.Mult: "mul", ast.Div: "div"}
+_OPERATIONS = {ast.Add: "add", ast.Sub: "add", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 _COMPOUND = (ast.If, ast.For, ast.While)
 
 
 def operations(analysis: Analysis, node: ast.AST) -> Tally:
     """Operations by kind that one execution of a simple statement makes.
 
-    "add" (and subtract), "mul", "div", and functions by their names. Additions that the compiler
-    would fuse with a product still count as two operations.
+    "add" (and subtract), "mul", "div", "pow", and functions by their names. Additions that the
+    compiler would fuse with a product still count as two operations; of a conditional expression
+    both arms count, unless constants decide it.
     """
     found: Tally = Tally()
     for one in analysis.walk(node):
