@@ -1,5 +1,7 @@
 """What a trace shows: report, warp view, JSON and the command."""
 
+# pyright: reportOptionalSubscript=false
+
 import json
 import re
 
@@ -12,8 +14,10 @@ pytest.importorskip("numba", reason="kernels need numba")
 
 import traced_kernels as kernels
 from bug_zoo import empty, vector
+from numba import cuda, float32, types
 from rich.console import Console
 
+from flash_numba.device.numba_cuda import NUMBA_CUDA
 from simulator.threads import advice, trace, warp
 from simulator.trace_cli import EXAMPLES, load_case, trace_command
 
@@ -59,6 +63,41 @@ def test_advice_names_local_arrays_that_cannot_be_registers():
     assert "(y[i] = r[i % 8])" in line
 
 
+def make_large_static(size):
+    @cuda.jit
+    def large_static(x, y):
+        s = cuda.shared.array(size, float32)
+        s[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+        y[cuda.threadIdx.x] = s[cuda.threadIdx.x]
+
+    return large_static
+
+
+def test_advice_names_static_shared_memory_that_few_gpus_allow():
+    report = trace(make_large_static(12_289))[1, 32](vector(), empty(32))
+    assert report.static_shared_bytes == 49_156
+    (line,) = advice(report)
+    assert line.startswith("shared memory: the kernel declares 49,156 bytes")
+    assert advice(trace(make_large_static(12_288))[1, 32](vector(), empty(32))) == []
+
+
+@pytest.mark.skipif(not NUMBA_CUDA, reason="compiles with numba-cuda")
+def test_the_assembler_agrees_on_static_shared_memory():
+    from flash_numba.kernels.offline import assemble, compile_ptx, find_ptxas
+
+    if find_ptxas() is None:
+        pytest.skip("needs ptxas")
+    vectors = (types.Array(types.float32, 1, "C"),) * 2
+    for size, allowed in ((12_288, True), (12_289, False)):
+        for cc in ((8, 0), (9, 0, "a")):
+            ptx = compile_ptx(make_large_static(size), vectors, cc)
+            if allowed or cc[0] == 9:
+                assemble(ptx, cc)
+            else:
+                with pytest.raises(RuntimeError, match="too much shared data"):
+                    assemble(ptx, cc)
+
+
 def test_sound_copy_gets_no_advice():
     assert advice(trace(kernels.copy)[1, 32](vector(), empty(64))) == []
 
@@ -86,6 +125,14 @@ def test_json_holds_every_count(naive):
     assert sum(e["conflicts"] for e in entries) == 253_952
     assert found["hardware"]["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] == 4096
     assert found["flops"]["div"] == 4096
+    by_line = {one["text"]: one for one in found["lines"]}
+    assert {text: one["barriers"] for text, one in by_line.items() if one["barriers"]} == {
+        "cuda.syncthreads()": 4  # two lines: the last one's
+    }
+    assert [one["barriers"] for one in found["lines"] if one["barriers"]] == [4, 4]
+    assert by_line["O[first + row, c] = acc[c] / row_sum"]["flops"] == {"div": 4096}
+    for kind, total in found["flops"].items():
+        assert sum(one["flops"].get(kind, 0) for one in found["lines"]) == total
 
 
 CASES = """

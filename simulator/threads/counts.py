@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from .arrays import Memory
+from .errors import Place
 from .grouping import INACTIVE, Instructions
 from .log import LOAD, NOWHERE, STORE, Log
 from .passes import SECTOR_BYTES, copy_sectors, distinct, passes, sectors
@@ -74,6 +76,8 @@ class Counter:
         One number a field of `Count`.
     worst : dict of (code, memory number) to (cost, addresses, warp)
         The dearest instruction of each.
+    barriers : Counter of Place
+        Barriers that blocks met in.
     """
 
     def __init__(self, log: Log, memories: list[Memory]):
@@ -87,7 +91,7 @@ class Counter:
         """Forget all counts."""
         self.totals: dict[tuple[int, int], np.ndarray] = {}
         self.worst: dict[tuple[int, int], tuple[int, np.ndarray, int]] = {}
-        self.barriers = 0
+        self.barriers: Tally[Place] = Tally()
 
     def same(self, other: Counter) -> bool:
         """Whether both counted the same."""
@@ -99,7 +103,8 @@ class Counter:
 
     def add_times(self, other: Counter, times: int) -> None:
         """Add the counts of a block as often as there are blocks like it."""
-        self.barriers += times * other.barriers
+        for place, count in other.barriers.items():
+            self.barriers[place] += times * count
         for key, total in other.totals.items():
             self.totals[key] = self.totals.get(key, 0) + times * total
             known = self.worst.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter as Tally
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,6 +173,7 @@ class Launch:
             self.functions.fingerprint(),
             self.phases,
             self.arrays,
+            self.shared.static_bytes,
         )
 
     def _parameters(self, args) -> list[str]:
@@ -194,7 +196,7 @@ class Launch:
             f"{name} must be a NumPy array, a scalar or a tuple of them, got {type(value).__name__}"
         )
 
-    def run_blocks(self, kernel, values, counter, number, blocks) -> int:
+    def run_blocks(self, kernel, values, counter, number, blocks) -> Tally:
         """Run blocks at once into `counter`; the barriers that their threads met in."""
         runtime = self.runtime
         self.shared.reset()

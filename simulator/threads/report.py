@@ -65,8 +65,8 @@ class Report:
     blocks : int
         Blocks that ran.
     entries : list of Entry
-    barriers : int
-        Barriers of the block, over all blocks that ran.
+    barriers_of : Counter of Place
+        Barriers of the block by line, over all blocks that ran.
     flops : dict of Place to Counter
         Floating-point operations by line and kind, over all threads.
     findings : list of Finding
@@ -84,6 +84,8 @@ class Report:
         Changes when the source of the kernel, or of a function or intrinsic in it, does.
     phases, arrays
         What `tile_steps` sorts (`tiles.Phase`), and the traced arrays by argument.
+    static_shared_bytes : int
+        Those of `shared_bytes` that the kernel declares itself.
     """
 
     kernel: str
@@ -91,7 +93,7 @@ class Report:
     block: tuple
     blocks: int
     entries: list[Entry] = field(default_factory=list)
-    barriers: int = 0
+    barriers_of: Tally[Place] = field(default_factory=Tally)
     flops: dict[Place, Tally] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     local_arrays: dict = field(default_factory=dict)
@@ -101,6 +103,7 @@ class Report:
     fingerprint: str = ""
     phases: list | None = None
     arrays: dict = field(default_factory=dict)
+    static_shared_bytes: int = 0
 
     def count(self, space=None, operation=None, array=None, line=None, traffic=None) -> Count:
         """Sum over the entries that match.
@@ -149,6 +152,11 @@ class Report:
         if self.phases is None:
             raise ValueError("tile_steps needs a trace with tiles=True")
         return steps(self.phases, self.arrays, axes, tile_m, tile_n)
+
+    @property
+    def barriers(self) -> int:
+        """Barriers of the block, over all blocks that ran."""
+        return self.barriers_of.total()
 
     @property
     def total_flops(self) -> Tally:
@@ -238,11 +246,13 @@ class Report:
             ],
             "barriers": self.barriers,
             "shared_bytes": self.shared_bytes,
+            "static_shared_bytes": self.static_shared_bytes,
             "local_bytes": self.local_bytes,
             "run_time_indices": [_place(place) for place in self.run_time_indices],
             "flops": dict(self.total_flops),
             "hardware": self.hardware(),
             "entries": [_entry(entry) for entry in self.entries],
+            "lines": self._by_line(),
             "findings": [
                 {
                     "kind": one.kind,
@@ -252,6 +262,18 @@ class Report:
                 for one in self.findings
             ],
         }
+
+    def _by_line(self) -> list[dict]:
+        """Barriers and floating-point operations by source line."""
+        places = sorted({*self.barriers_of, *self.flops}, key=lambda one: (one.file, one.line))
+        return [
+            {
+                **_place(place),
+                "barriers": self.barriers_of[place],
+                "flops": dict(self.flops.get(place, {})),
+            }
+            for place in places
+        ]
 
     def __rich__(self):
         from .views import summary

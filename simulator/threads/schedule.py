@@ -11,7 +11,7 @@ threads are numbered through.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -68,7 +68,7 @@ class Team:
         self.in_grid_barrier: list[Thread] = []
         self.groups: dict[tuple, list[Thread]] = {}
         self.blocked: list[Thread] = []
-        self.barriers = 0
+        self.barriers: Counter[Place] = Counter()
         runtime.begin(Order(self.threads), len(blocks))
 
     def run(self, function, args) -> None:
@@ -130,7 +130,7 @@ class Team:
             self.in_grid_barrier.append(thread)
             if len(self.in_grid_barrier) == len(self.threads):
                 members, self.in_grid_barrier = self.in_grid_barrier, []
-                self.barriers += len(self.blocks)
+                self._count_barrier(members, len(self.blocks))
                 self._meet()
                 self._go_on(members)
         else:
@@ -197,12 +197,16 @@ class Team:
         if len(waits) > 1:
             raise self._stuck("barrier", "threads of a block meet in different barriers")
         self.in_barrier[slot] = []
-        self.barriers += 1
+        self._count_barrier(members, 1)
         if len(self.blocks) == 1:
             self._meet()
         else:
             self.runtime.order.meet(members)
         self._go_on(members)
+
+    def _count_barrier(self, members: list[Thread], times: int) -> None:
+        place, _ = self.runtime.positions[members[0].waiting.position]
+        self.barriers[place] += times
 
     def _meet(self) -> None:
         if self.at_barrier is not None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .configuration import MOST_STATIC_BYTES
 from .errors import Place
 from .grouping import LANES
 from .passes import BANK_BYTES, BANKS, SECTOR_BYTES
@@ -83,7 +84,10 @@ def _line_table(report: Report, top: int) -> Table:
 
 
 def advice(report: Report) -> list[str]:
-    """Lines whose accesses cost twice what the same bytes need, dearest first."""
+    """Lines whose accesses cost twice what the same bytes need, dearest first.
+
+    Then local arrays that cannot be registers, and shared memory that few GPUs let it declare.
+    """
     found = []
     for entry in report.entries:
         count, place = entry.count, entry.site.place
@@ -106,6 +110,12 @@ def advice(report: Report) -> list[str]:
                 )
             )
     ordered = [text for _, text in sorted(found, key=lambda one: -one[0])]
+    if report.static_shared_bytes > MOST_STATIC_BYTES:
+        ordered.append(
+            f"shared memory: the kernel declares {report.static_shared_bytes:,} bytes; but for "
+            "compute capability 9.0 and 10.0 a GPU allows "
+            f"{MOST_STATIC_BYTES:,}, the rest must be dynamic: cuda.shared.array(0, dtype)"
+        )
     return ordered + [
         f"local memory: line {place.line} ({place.text}) indexes a local array by what is not "
         "constant once loops are unrolled, so the array cannot stay in registers"
