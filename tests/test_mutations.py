@@ -1,6 +1,6 @@
 """The suite must notice: a broken program, formula or reference has to fail some test.
 
-Five named mistakes that attention code really has, and a fixed sample of mutants made from the
+Six named mistakes that attention code really has, and a fixed sample of mutants made from the
 syntax trees. A mutant that survives must stand in `SURVIVORS` with the reason why it is no mistake.
 """
 
@@ -23,6 +23,10 @@ TESTS = {
     "flash_numba/reference.py": ("tests/test_reference.py", "tests/test_cases.py"),
     "flash_numba/masks.py": ("tests/test_masks.py", "tests/test_reference.py"),
     "flash_numba/tiling.py": ("tests/test_tiling.py",),
+    "flash_numba/device/gradients.py": (
+        "tests/test_turns_threads.py",
+        "tests/test_flash2_threads.py",
+    ),
     "flash_numba/device/aux_sums.py": ("tests/test_aux_gradient_threads.py",),
     "flash_numba/device": ("tests/test_flash2_threads.py",),
 }
@@ -77,6 +81,11 @@ MISTAKES = {
         "flash_numba/tiling.py",
         "min((n_block + 1) * self.tile_n, self.seqlen_k)",
         "(n_block + 1) * self.tile_n",
+    ),
+    "turn left before all have added": (
+        "flash_numba/device/gradients.py",
+        'this one wrote is visible to it."""\n    cuda.syncthreads()\n',
+        'this one wrote is visible to it."""\n',
     ),
 }
 """Name -> (file, text, replacement)."""

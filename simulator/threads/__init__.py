@@ -51,8 +51,10 @@ through attributes of the intrinsic:
     may stay under way) and ``"cp.async.wait_all"`` close groups and wait. ``"bulk"`` and
     ``"wgmma"``, like ``"cp.async"``, do not go through the load/store unit: no passes over shared
     memory. ``"ldmatrix"`` and ``"stmatrix"`` are counted like loads and stores, but their
-    instructions apart. ``"acquire"`` and ``"release"``: loads and stores that order blocks; as with
-    ``cuda.threadfence``, races between blocks are then not looked for.
+    instructions apart. ``"acquire"`` and ``"release"``: loads and stores of an element (the first
+    two operands are array and index) that order threads of blocks that run at once
+    (``trace(kernel, cluster=2)`` makes any kernel's blocks do so). Between other blocks races are
+    then not looked for, as nowhere between blocks with ``cuda.threadfence``.
 
 Names that are not emulated are errors that name the source line, before the kernel runs.
 """

@@ -16,7 +16,7 @@ class BlockRaces:
     Attributes
     ----------
     fenced : bool
-        Whether the kernel orders blocks by fences, which are not followed.
+        Whether the kernel orders blocks by fences or turns, which are not followed here.
     """
 
     def __init__(self, cells: Cells):

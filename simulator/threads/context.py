@@ -166,6 +166,12 @@ class Context:
         """Something to release into and acquire from; a barrier takes a new one every phase."""
         return Sync()
 
+    def sync_of(self, array: Array, index) -> Sync:
+        """That of an element, the same for all blocks that run at once."""
+        parts = index if isinstance(index, tuple) else (index,)
+        at = array.start + sum(int(i) * step for i, step in zip(parts, array.steps, strict=True))
+        return self.cluster.state.setdefault((id(array.memory), at), Sync())
+
     def release(self, sync: Sync) -> None:
         """What the running threads did so far comes before what follows an acquire of `sync`."""
         self.runtime.cut()

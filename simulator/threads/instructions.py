@@ -5,7 +5,7 @@ from __future__ import annotations
 from .context import Context
 from .copy_groups import CopyGroups
 from .errors import fail
-from .runtime import Runtime
+from .runtime import PAUSE, Runtime
 
 SCOPES = {"thread": 1, "warp": 32, "warpgroup": 128}
 """Threads that run an instruction together."""
@@ -31,7 +31,8 @@ def instruction(runtime: Runtime, operation):
 
 
 def _by_thread(runtime, emulate, traffic, given, at):
-    groups = CopyGroups(Context(runtime))
+    context = Context(runtime)
+    groups = CopyGroups(context)
 
     def by_thread(position, *operands):
         at(position)
@@ -44,6 +45,19 @@ def _by_thread(runtime, emulate, traffic, given, at):
         result = groups.copy(emulate, (*given, *operands))
         runtime.traffic = ""
         return result
+
+    def acquire(position, array, index, *operands):
+        result, sync = by_thread(position, array, index, *operands), context.sync_of(array, index)
+        context.acquire(sync)
+        if runtime.thread.acquired == (sync, result):  # it turns until that changes
+            runtime.hub.switch(PAUSE)
+        runtime.thread.acquired = sync, result
+        return result
+
+    def release(position, array, index, *operands):
+        at(position)
+        context.release(context.sync_of(array, index))
+        return by_thread(position, array, index, *operands)
 
     def commit(position, *operands):
         at(position)
@@ -58,6 +72,8 @@ def _by_thread(runtime, emulate, traffic, given, at):
         groups.wait_all()
 
     special = {
+        "acquire": acquire,
+        "release": release,
         "cp.async": copy,
         "cp.async.commit_group": commit,
         "cp.async.wait_group": wait_group,

@@ -204,7 +204,8 @@ class Launch:
         lanes = np.tile(np.minimum(32, threads - np.arange(0, threads, 32)), len(blocks))
         places = [0] * threads * len(blocks)
         if self.races:
-            self.races.blocks.fenced = self.functions.fenced
+            self.races.fenced = self.functions.fenced
+            self.races.blocks.fenced = self.functions.ordered
             self.races.begin()
 
         def at_barrier(members, segments):

@@ -135,7 +135,9 @@ class Order:
     def acquire(self, thread: Thread, sync: Sync) -> None:
         """What was released into `sync` comes before what `thread` does now."""
         if sync.view is not None:
-            thread.view = self._new(joined([self.views[thread.view], sync.view]))
+            known, view = self.views[thread.view], joined([self.views[thread.view], sync.view])
+            if not np.array_equal(known, view):  # a loop may look at it many times
+                thread.view = self._new(view)
 
     def finish(self, threads: Iterable[Thread], key, moment: int, at: int) -> None:
         """The copies of a channel up to `moment` come before what `threads` do now.

@@ -1,8 +1,8 @@
 """Finds accesses of one element by several threads that nothing orders.
 
 Two accesses race if different threads make them, at least one writes, not both are atomic, and
-nothing orders them: no barrier of the block lies between, nor what `order` follows. Blocks are
-never ordered. Threads that write equal values to one element are let be.
+nothing orders them: no barrier of the block lies between, nor what `order` follows. Blocks that do
+not run at once are never ordered. Threads that write equal values to one element are let be.
 """
 
 from __future__ import annotations
@@ -49,10 +49,16 @@ def _mixed(cell, kind):
 
 
 class RaceFinder:
-    """Shadow memory of a launch."""
+    """Shadow memory of a launch.
+
+    Attributes
+    ----------
+    fenced : bool
+        Whether the kernel calls ``cuda.threadfence``.
+    """
 
     def __init__(self, runtime: Runtime, memories: list[Memory], threads: int):
-        self.runtime, self._threads = runtime, threads
+        self.runtime, self._threads, self.fenced = runtime, threads, False
         self.cells = Cells(runtime, memories)
         self.blocks = BlockRaces(self.cells)
         self.proxies: ProxyFinder | None = None
@@ -196,7 +202,7 @@ class RaceFinder:
     def _by_fence(self, found, segments, a: int, b: int) -> bool:
         """Whether blocks that run at once may be ordered by fences, which are not followed."""
         slots = {segments[found.segment[one]].thread.slot for one in (a, b)}
-        return self.blocks.fenced and len(slots) > 1
+        return self.fenced and len(slots) > 1
 
     def _under_way(self, found, segments, one: int, when: int) -> bool:
         """Whether an access is part of a copy that nobody had waited for by then."""

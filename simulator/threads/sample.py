@@ -33,7 +33,7 @@ class Sample:
         """
         before = [memory.data.copy() for memory in self.launch.globals.memories]
         try:
-            if self.launch.functions.fenced:
+            if self.launch.functions.ordered:
                 raise Unprovable("the kernel orders blocks by fences")
             return self._by_class(counter, alike)
         except Unprovable as error:

@@ -114,6 +114,7 @@ class Team:
                 if key[2] & bit:
                     self._release(key)
         elif wait == PAUSE:
+            self._unblock()  # what it turns for may be up to one of those
             self.ready.append(thread)
         else:
             self._arrive(thread, wait)

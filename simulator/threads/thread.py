@@ -80,6 +80,8 @@ class Thread:
         When it is, and what it knows of others (`order.Order`).
     turns : int
         Turns of unbounded loops.
+    acquired : tuple or None
+        The `order.Sync` of the element that it acquired last, and the value found there.
     left_at : int or None
         Line of the return statement by which it left the kernel early.
     at_end : dict of functions
@@ -89,6 +91,7 @@ class Thread:
     """
 
     __slots__ = (
+        "acquired",
         "at_end",
         "block",
         "counts",
@@ -128,4 +131,5 @@ class Thread:
         self.result: Any = None
         self.waiting: Any = None
         self.left_at: int | None = None
+        self.acquired: tuple | None = None
         self.greenlet: greenlet

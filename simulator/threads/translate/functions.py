@@ -49,6 +49,9 @@ class Functions:
         The local arrays of each thread.
     meets, async_proxy : bool
         Whether a barrier of the grid is called, and instructions of the async proxy (`proxies`).
+    fenced, ordered : bool
+        Whether ``cuda.threadfence`` orders blocks, which no check here follows; whether it or
+        acquiring and releasing does, which is followed in blocks that run at once.
     run_time_indices : list of Place
         Lines that keep local arrays out of registers.
     lines : dict
@@ -90,7 +93,7 @@ class Functions:
         self._constants: dict[int, Array] = {}
         self._kept: list = []
         self._regions = 0
-        self._fenced = self.meets = self.async_proxy = False
+        self.fenced = self.ordered = self.meets = self.async_proxy = False
         self._positions: dict[tuple, int] = {}
 
     def specialise(self, function, kinds, named, place: Place) -> Analysis:
@@ -156,7 +159,7 @@ class Functions:
 
     def note_fence(self) -> None:
         """The kernel calls ``cuda.threadfence``."""
-        self._fenced = True
+        self.fenced = self.ordered = True
 
     def note_meeting(self) -> None:
         """The kernel has a barrier of the grid."""
@@ -273,7 +276,7 @@ class Functions:
         """The emulation of an intrinsic that may touch memory, wait, or needs several threads."""
         if id(operation) not in self._instructions:
             if getattr(operation, "traffic", "") in ("acquire", "release"):
-                self._fenced = True
+                self.ordered = True
             if getattr(operation, "traffic", "") in ASYNC_PROXY:
                 self.async_proxy = True
             self._instructions[id(operation)] = instruction(self.runtime, operation)
@@ -282,11 +285,6 @@ class Functions:
     def fingerprint(self) -> str:
         """See `Report.fingerprint`."""
         return str(self.sources)
-
-    @property
-    def fenced(self) -> bool:
-        """Whether the kernel orders blocks by fences, which no check here follows."""
-        return self._fenced
 
 
 def _plain(key) -> bool:
