@@ -2,17 +2,19 @@
 
 A kernel of one warpgroup loads three matrices by the copy engine - one box hangs over the edges of
 its tensor - and forms S = A @ B.T and O = S @ C, once for each element type and each width of the
-swizzle, with small integers and with normal numbers. Needs a Hopper GPU; writes
-results/hopper_instructions.npz.
+swizzle, with small integers and with normal numbers. Needs a Hopper GPU.
 
-    python benchmarks/hopper_instructions.py
+    python benchmarks/hopper_instructions.py [results/hopper_instructions.npz]
 """
 
+import argparse
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import machine
 
 from flash_numba.device.fragments import make_pack_weights
 from flash_numba.device.hopper.layouts import SwizzledTile
@@ -154,6 +156,9 @@ def main():
     from flash_numba.arrays import DeviceArray
     from flash_numba.launch import launch
 
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path, nargs="?", default=RESULTS)
+    path = parser.parse_args().path
     kept = {}
     for dtype, panel, numbers in CASES:
         given = operands(dtype, panel, numbers)
@@ -170,7 +175,9 @@ def main():
         cuda.synchronize()
         for name in ("copy", "lines", "sums", "out"):
             kept[f"{dtype} {panel} {numbers} {name}"] = on_gpu[name].copy_to_host()
-    np.savez_compressed(RESULTS, **kept)
+    kept["machine"] = np.array(json.dumps(machine()))
+    np.savez_compressed(path, allow_pickle=False, **kept)
+    print(f"{len(kept)} arrays in {path}")
 
 
 if __name__ == "__main__":

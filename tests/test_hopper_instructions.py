@@ -1,6 +1,6 @@
 """Emulations of Hopper's instructions against NumPy, and against what an H200 gave."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +9,15 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("greenlet")
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import hopper_instructions as program
+
 from flash_numba.device.hopper.layouts import SwizzledTile, matrix_descriptor
 from flash_numba.problem import DTYPES
 from simulator.threads import trace
 
 NAMES = "lines", "copy", "sums", "out"
-PROGRAM = Path(__file__).parents[1] / "benchmarks" / "hopper_instructions.py"
-_spec = importlib.util.spec_from_file_location("hopper_instructions", PROGRAM)
-assert _spec is not None
-assert _spec.loader is not None
-program = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(program)
 
 
 def traced(dtype, panel, numbers):

@@ -254,7 +254,8 @@ def test_instructions_of_hopper_gradients_of_an_h200(name):
             np.testing.assert_array_equal(bits(found), bits(given))
 
 
-PROGRAMS = ["basic_instructions", "hopper_barriers", "hopper_backward_instructions"]
+PROGRAMS = ["basic_instructions", "hopper_barriers", "hopper_instructions"]
+PROGRAMS += ["hopper_backward_instructions"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
