@@ -16,7 +16,9 @@ from outside import (
     other_kernels,
     other_ways,
     ring_kernels,
+    row_kernels,
     second_thoughts,
+    tile_kernels,
     warp_kernels,
 )
 
@@ -29,6 +31,8 @@ TOPICS = (
     backward_tiles,
     cheating_tiles,
     kernels,
+    row_kernels,
+    tile_kernels,
     second_thoughts,
     later_formulas,
     warp_kernels,
