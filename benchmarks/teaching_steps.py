@@ -21,6 +21,7 @@ from simulator.bench import gpu as gpus
 from simulator.bench.cells import Cell
 from simulator.bench.contenders import Inputs, OneModule, ours, peers
 from simulator.bench.measure import METHOD, times
+from simulator.bench.truth import Truth
 
 RESULTS = Path(__file__).parent / "results" / "h200_steps.json"
 TOKENS, HIDDEN = 16384, 2048
@@ -45,9 +46,9 @@ def resources(step: str, cell: Cell, inputs: Inputs, stream: int) -> dict[str, i
 def rows_of(gpu: gpus.TorchGpu, cell: Cell) -> list[dict]:
     """A row for each step."""
     inputs = Inputs.draw(cell, gpu.device)
-    contenders = []
+    truth, contenders = Truth(cell, inputs), []
     for step in STEPS:
-        contenders.append(ours(OneModule(step, module_of(step)), cell, inputs, gpu.stream))
+        contenders.append(ours(OneModule(step, module_of(step)), truth, gpu.stream))
     contenders += peers(PEERS, cell, inputs)
     samples = times(gpu, contenders, budget_s=1.0)
     ms = {name: median(found) for name, found in samples.items()}

@@ -26,6 +26,7 @@ from simulator.bench import gpu as gpus
 from simulator.bench.cells import Cell
 from simulator.bench.contenders import Inputs, OneModule, ours, peers
 from simulator.bench.measure import METHOD, times
+from simulator.bench.truth import Truth
 
 RESULTS = Path(__file__).parent / "results" / "h200_tiles.json"
 TOKENS, HIDDEN = 16384, 2048
@@ -52,7 +53,7 @@ def name_of(tiles: TensorTiles) -> str:
     return f"{tiles.tile_m}x{tiles.tile_n}, {tiles.warps} warps"
 
 
-def contender(tiles: TensorTiles, cell: Cell, inputs: Inputs, stream: int):
+def contender(tiles: TensorTiles, truth: Truth, stream: int):
     """The kernel with these tiles, run once and found right; and its function."""
     functions: list[Any] = []
 
@@ -61,7 +62,7 @@ def contender(tiles: TensorTiles, cell: Cell, inputs: Inputs, stream: int):
             functions.append(tensor_core.forward(*arguments))
 
     kernel = OneModule(name_of(tiles), SimpleNamespace(forward=forward))
-    return ours(kernel, cell, inputs, stream), functions[0]
+    return ours(kernel, truth, stream), functions[0]
 
 
 def compile_tiles(tiles: TensorTiles) -> None:
@@ -78,7 +79,8 @@ def compile_tiles(tiles: TensorTiles) -> None:
 def rows_of(gpu: gpus.TorchGpu, cell: Cell) -> list[dict]:
     """A row for each tile."""
     inputs = Inputs.draw(cell, gpu.device)
-    made = [(one, *contender(one, cell, inputs, gpu.stream)) for one in tiles_of(cell.head_dim)]
+    truth = Truth(cell, inputs)
+    made = [(one, *contender(one, truth, gpu.stream)) for one in tiles_of(cell.head_dim)]
     others = peers(PEERS, cell, inputs)
     samples = times(gpu, [one for _, one, _ in made] + others, budget_s=0.8)
     ms = {name: median(found) for name, found in samples.items()}

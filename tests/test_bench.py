@@ -143,6 +143,18 @@ def test_both_forms_of_a_backward_pass_are_timed(monkeypatch, tmp_path, device):
     assert len(re.findall(r"^.*\bfake fast\b.*$", run.stdout, re.MULTILINE)) == 1
 
 
+def test_truth_is_computed_once_for_all_forms(monkeypatch, tmp_path, device):
+    """Of two heads: in float64, in the cell's type, and the magnitudes."""
+    from simulator.bench import truth
+
+    whole, asked = truth.head, []
+    monkeypatch.setattr(truth, "head", lambda *x, **how: asked.append(how) or whole(*x, **how))
+    arguments = "--dtype", "fp32", "--mask", "full", "--direction", "backward"
+    _, found = bench(monkeypatch, tmp_path, Counted(), *arguments, fast_backward="fake")
+    assert len(found["rows"]) == 2
+    assert len(asked) == 2 * 3
+
+
 def test_contenders_take_turns(monkeypatch, tmp_path, device):
     bench(monkeypatch, tmp_path, Counted(), "--dtype", "fp32", "--direction", "forward")
     names, each = ["fake", "torch_flash", "torch_math"], {"fake": 20, "torch_flash": 40}

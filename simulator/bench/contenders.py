@@ -12,7 +12,7 @@ from flash_numba.ladder import Rung
 from flash_numba.plan import Plan
 
 from .cells import PEERS, Cell
-from .truth import why_wrong
+from .truth import Truth
 
 _TORCH_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -127,23 +127,24 @@ def backward_call(rung: Rung | OneModule, cell: Cell, inputs: Inputs, o, lse) ->
     return Call(plan, grads, (inputs, o, lse, space))
 
 
-def ours(rung: Rung | OneModule, cell: Cell, inputs: Inputs, stream: int) -> Contender:
-    """The kernels of a rung, run once and found right.
+def ours(rung: Rung | OneModule, truth: Truth, stream: int) -> Contender:
+    """The kernels of a rung for the cell and the inputs of `truth`, run once and found right.
 
     Raises
     ------
     WrongResult
         Saying what is wrong.
     """
+    cell, inputs = truth.cell, truth.inputs
     call = forward_call(rung, cell, inputs)
     call.runner(stream)()
-    _check(rung, cell, inputs, call.results)
+    _check(rung, truth, call.results)
     if cell.direction == "backward":
         o, lse = call.results["o"], call.results["lse"]
         del call  # S and P of standard attention are large
         call = backward_call(rung, cell, inputs, o, lse)
         call.runner(stream)()
-        _check(rung, cell, inputs, call.results)
+        _check(rung, truth, call.results)
     return Contender(rung.label, call.runner(stream), (call,))
 
 
@@ -154,9 +155,9 @@ def _space(parts, device):
     return torch.full((-(-sum(parts) // 4),), torch.nan, device=device)
 
 
-def _check(rung: Rung | OneModule, cell: Cell, inputs: Inputs, results: dict) -> None:
-    if reason := why_wrong(cell, inputs, results):
-        raise WrongResult(f"{rung.label}, {cell}: {reason}")
+def _check(rung: Rung | OneModule, truth: Truth, results: dict) -> None:
+    if reason := truth.why_wrong(results):
+        raise WrongResult(f"{rung.label}, {truth.cell}: {reason}")
 
 
 def peers(names: Iterable[str], cell: Cell, inputs: Inputs) -> list[Contender]:

@@ -16,6 +16,7 @@ from flash_numba.ladder import Rung
 from .. import theory
 from .cells import Cell, Options
 from .contenders import Contender, Inputs, ours, peers
+from .truth import Truth
 
 SAMPLE_MS = 10.0
 """A sample is as many calls as take about this long."""
@@ -77,6 +78,7 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
     found: dict[str, list] = {"rows": [], "left_out": [], "wrong": []}
     for cell in options.cells():
         inputs, racing = Inputs.draw(cell, gpu.device), {}
+        truth = Truth(cell, inputs)
         chosen = (one for one in ladder.RUNGS if one.name in options.rungs)
         for rung in (form for one in chosen for form in one.forms(cell.direction)):
             entry = {"rung": rung.label, "cell": asdict(cell)}
@@ -84,7 +86,7 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
                 found["left_out"].append(entry | {"why": why})
                 continue
             try:
-                racing[rung] = ours(rung, cell, inputs, gpu.stream)
+                racing[rung] = ours(rung, truth, gpu.stream)
                 if gpu.milliseconds(racing[rung], 1) > 1000 * options.budget_s:
                     del racing[rung]
                     why = f"a call takes longer than {options.budget_s:g} s"
@@ -97,7 +99,7 @@ def measure(gpu, options: Options) -> Iterator[tuple[Cell, dict[str, list]]]:
             names = [name for name in gpu.peers if name in options.peers]
             contenders = [*racing.values(), *peers(names, cell, inputs)]
             found["rows"] += rows(cell, racing, times(gpu, contenders, options.budget_s))
-        del inputs, racing
+        del inputs, racing, truth
         gpu.empty()
         yield cell, found
 

@@ -9,6 +9,7 @@ from ..bench import gpu as gpus
 from ..bench.cells import Cell, Options
 from ..bench.contenders import Inputs, OneModule, ours
 from ..bench.measure import measure, times
+from ..bench.truth import Truth
 from ..claims.evidence import measured_on, results
 
 NOW = "measured now on {}"
@@ -71,9 +72,9 @@ def measured_steps(steps: dict[str, ModuleType], cell: Cell) -> tuple[list[dict]
     gpu = _find()
     if gpu is None:
         return _committed("h200_steps", {"head_dims": (cell.head_dim,)})
-    inputs, contenders = Inputs.draw(cell, gpu.device), []
+    truth, contenders = Truth(cell, Inputs.draw(cell, gpu.device)), []
     for step, module in steps.items():
-        contenders.append(ours(OneModule(step, module), cell, inputs, gpu.stream))
+        contenders.append(ours(OneModule(step, module), truth, gpu.stream))
     rows = []
     for step, samples in times(gpu, contenders, budget_s=0.5).items():
         ms = sorted(samples)[len(samples) // 2]
