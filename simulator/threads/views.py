@@ -46,7 +46,7 @@ def _number(value: int) -> str:
 def _memory_table(report: Report) -> Table:
     table = Table(title="Warp instructions by memory", title_justify="left", box=None)
     table.add_column("memory")
-    for name in ("instructions", "bytes", "sectors", "ideal", "passes", "conflicts", "partial"):
+    for name in ("issued", "bytes", "sectors", "ideal", "passes", "conflicts", "partial"):
         table.add_column(name, justify="right", no_wrap=True)
     keys = {
         (e.memory.space, e.memory.name, e.site.operation, e.site.traffic) for e in report.entries
@@ -62,7 +62,8 @@ def _memory_table(report: Report) -> Table:
             count.conflicts,
             count.partial,
         )
-        label = escape(f"{space} {array} {operation} {traffic}".rstrip())
+        named = array if space in array.split() else f"{space} {array}"
+        label = escape(f"{named} {operation} {traffic}".rstrip())
         table.add_row(label, *map(_number, numbers))
     return table
 
