@@ -55,6 +55,9 @@ def _store(name, space, count, doc) -> Any:
 
     def emulate(array, index, words):
         words = words if count > 1 else (words,)
+        if array.itemsize == 4:
+            array.store_vector(index, words)
+            return
         halves = [half for word in words for half in (int(word) & 0xFFFF, int(word) >> 16)]
         array.store_vector(index, tuple(halves))
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..arrays import DeviceArray, broadcast, contiguous
 from ..device.numba_cuda import cuda, kernel, room, types
+from ..device.ptx_words import store_words4_global
+from ..device.unroll import unroll_4, unroll_none
 from ..launch import launch
 from ..problem import Problem
 from ..sequences import Packed
@@ -20,6 +22,9 @@ from .spec import padded
 SEQUENCES, STARTS = 256, 257
 """Sequences that a block lists, a thread each, longest first among themselves; their ends."""
 
+WARPS, TWICE = 8, 16
+"""Warps of a block, and as many again."""
+
 COLUMNS = 12
 """Numbers of a row of the list, read four at once: `device.schedule.make_work_of`."""
 
@@ -28,6 +33,19 @@ COLUMNS = 12
 def clipped(x, low, high):
     """`x` within low..high, in 32 bits."""
     return types.int32(min(max(x, low), high))
+
+
+@room
+def highest_so_far(x, lane):
+    """The highest of `x` (int32) among the lanes of a warp up to this one."""
+    step = types.int32(1)
+    while step < 32:
+        unroll_none()
+        lower = cuda.shfl_up_sync(0xFFFFFFFF, x, step)
+        if lane >= step:
+            x = max(x, lower)
+        step = types.int32(2 * step)
+    return x
 
 
 @cache
@@ -76,112 +94,128 @@ def make_list_tiles(tile: int, of_keys: bool, used_q: bool, used_k: bool):
     fewest = 1 if of_keys else 0
 
     @room
-    def put_start(Cu, sStarts, place, index, total):
-        batch = Cu.shape[0] - 1
-        sStarts[place] = clipped(Cu[index], 0, total) if index <= batch else types.int32(total)
+    def start_of(Cu, index, total):
+        if index >= Cu.shape[0]:
+            return types.int32(total)
+        return clipped(Cu[index], 0, total)
 
     @room
-    def highest(sStarts, last, earlier):
-        for place in range(last + 1):
-            earlier = max(earlier, sStarts[place])
-        return earlier
+    def highest_before(Cu, begin, tid, total):
+        """Where sequences before number `begin` begin at the latest, in the last thread."""
+        highest, index = types.int32(0), types.int32(tid)
+        while index < begin:
+            unroll_none()
+            highest = max(highest, start_of(Cu, index, total))
+            index = types.int32(index + SEQUENCES)
+        return highest
 
     @room
-    def put_starts(Cu, sStarts, begin, tid, total):
-        """Sequences `begin` to `begin + SEQUENCES` begin there; but none before an earlier one."""
-        earlier = types.int32(0)
-        if begin > 0:
-            for index in range(tid, begin, SEQUENCES):
-                earlier = max(earlier, clipped(Cu[index], 0, total))
-            sStarts[tid] = earlier
-            cuda.syncthreads()
-            earlier = highest(sStarts, SEQUENCES - 1, earlier)
-            cuda.syncthreads()
-        put_start(Cu, sStarts, tid, begin + tid, total)
-        if tid == 0:
-            put_start(Cu, sStarts, SEQUENCES, begin + SEQUENCES, total)
-        cuda.syncthreads()
-        return earlier
+    def put_starts(sStarts, sHighest, start, follow, tid):
+        """Sequences begin at `start`, but none before an earlier one; the next block's at `follow`.
+
+        `sHighest` holds the highest starts of warps of this block, then of blocks before.
+        """
+        for warp in range(WARPS):
+            unroll_none()
+            if warp < tid // 32:
+                start = max(start, sHighest[warp])
+            start = max(start, sHighest[WARPS + warp])
+        sStarts[tid] = start
+        if tid == SEQUENCES - 1:
+            sStarts[SEQUENCES] = max(start, follow)
 
     @room
-    def rows_of(sStarts, tid, index, batch, earlier, total, Cu):
+    def rows_of(sStarts, tid, index, batch, origin):
+        """First row and number of rows; sequence `batch + 1` is what lies before the first one."""
         if index > batch:
-            before = clipped(Cu[0], 0, total) if index == batch + 1 else types.int32(0)
-            return types.int32(0), before
-        first = highest(sStarts, tid, earlier)
-        return first, max(first, sStarts[tid + 1]) - first
-
-    @room
-    def list_from(sStarts, place, index, earlier, total, Cu):
-        return (highest(sStarts, place, earlier) - clipped(Cu[0], 0, total)) // tile + index
+            return types.int32(0), origin if index == batch + 1 else types.int32(0)
+        return sStarts[tid], types.int32(sStarts[tid + 1] - sStarts[tid])
 
     @kernel(SEQUENCES)
     def list_tiles(CuQ, CuK, UsedQ, UsedK, total_q, total_k, Shift, Tiles):
         tid = types.int32(cuda.threadIdx.x)
+        warp, lane = types.int32(tid // 32), types.int32(tid % 32)
         batch, begin = types.int32(CuQ.shape[0] - 1), types.int32(cuda.blockIdx.x * SEQUENCES)
-        index = types.int32(begin + tid)
-        listed = min(batch + 2 - begin, SEQUENCES)
+        index, follow = types.int32(begin + tid), types.int32(begin + SEQUENCES)
         sStartQ = cuda.shared.array(STARTS, types.int32)
         sStartK = cuda.shared.array(STARTS, types.int32)
+        sHighest = cuda.shared.array((2, TWICE), types.int32)
         sTiles = cuda.shared.array(SEQUENCES, types.int32)
         sWork = cuda.shared.array(SEQUENCES, types.int32)
         sFirst = cuda.shared.array(SEQUENCES, types.int32)
         sWho = cuda.shared.array(SEQUENCES, types.int32)
         sRow = cuda.shared.array((SEQUENCES, 6), types.int32)
 
-        earlier_q = put_starts(CuQ, sStartQ, begin, tid, total_q)
-        earlier_k = put_starts(CuK, sStartK, begin, tid, total_k)
-        first_q, rows_q = rows_of(sStartQ, tid, index, batch, earlier_q, total_q, CuQ)
-        first_k, rows_k = rows_of(sStartK, tid, index, batch, earlier_k, total_k, CuK)
+        # Where sequences begin: all is read before anything waits.
+        start_q, start_k = start_of(CuQ, index, total_q), start_of(CuK, index, total_k)
+        follow_q, follow_k = start_of(CuQ, follow, total_q), start_of(CuK, follow, total_k)
+        origin_q, origin_k = start_of(CuQ, 0, total_q), start_of(CuK, 0, total_k)
+        before_q = highest_so_far(highest_before(CuQ, begin, tid, total_q), lane)
+        before_k = highest_so_far(highest_before(CuK, begin, tid, total_k), lane)
+        start_q, start_k = highest_so_far(start_q, lane), highest_so_far(start_k, lane)
+        if lane == 31:
+            sHighest[0, warp], sHighest[0, WARPS + warp] = start_q, before_q
+            sHighest[1, warp], sHighest[1, WARPS + warp] = start_k, before_k
+        cuda.syncthreads()
+        put_starts(sStartQ, sHighest[0], start_q, follow_q, tid)
+        put_starts(sStartK, sHighest[1], start_k, follow_k, tid)
+        cuda.syncthreads()
+
+        # What is to be done for each.
+        first_q, rows_q = rows_of(sStartQ, tid, index, batch, origin_q)
+        first_k, rows_k = rows_of(sStartK, tid, index, batch, origin_k)
         seqlen_q = used_q_of(UsedQ, index, batch, rows_q)
         seqlen_k = used_k_of(UsedK, index, batch, rows_k)
         rows, others = (rows_k, rows_q) if of_keys else (rows_q, rows_k)
         if index < batch:
             Shift[index] = seqlen_k - seqlen_q
-        sTiles[tid] = max((rows + tile - 1) // tile, fewest)
-        sWork[tid] = seqlen_q if of_keys else seqlen_k
+        tiles = types.int32(max((rows + tile - 1) // tile, fewest))
+        work = seqlen_q if of_keys else seqlen_k
+        sTiles[tid], sWork[tid] = tiles, work
         sRow[tid, 0], sRow[tid, 1] = first_q, seqlen_q
         sRow[tid, 2], sRow[tid, 3] = first_k, seqlen_k
         sRow[tid, 4], sRow[tid, 5] = rows, others
         cuda.syncthreads()
 
-        rank, first = types.int32(0), types.int32(0)
-        for other in range(listed):
-            more = sWork[other] - sWork[tid]
+        # The order: those with the most to do come first.
+        listed = types.int32(min(batch + 2 - begin, SEQUENCES))
+        rank, first, other = types.int32(0), types.int32(0), types.int32(0)
+        while other < listed:
+            unroll_4()
+            more = types.int32(sWork[other] - work)
             if more > 0 or (more == 0 and other < tid):
-                rank += types.int32(1)
-                first += sTiles[other]
+                rank = types.int32(rank + 1)
+                first = types.int32(first + sTiles[other])
+            other = types.int32(other + 1)
         if tid < listed:
             sFirst[rank], sWho[rank] = first, tid
         cuda.syncthreads()
 
-        start, stop = types.int64(0), types.int64(Tiles.shape[0])
-        follow = begin + SEQUENCES
-        if of_keys:
-            start = list_from(sStartK, 0, begin, earlier_k, total_k, CuK)
-            if follow < batch + 2:
-                stop = min(stop, list_from(sStartK, SEQUENCES, follow, earlier_k, total_k, CuK))
-        else:
-            start = list_from(sStartQ, 0, begin, earlier_q, total_q, CuQ)
-            if follow < batch + 2:
-                stop = min(stop, list_from(sStartQ, SEQUENCES, follow, earlier_q, total_q, CuQ))
-        row = start + tid
+        # A thread for each row of the list.
+        sStarts, origin = (sStartK, origin_k) if of_keys else (sStartQ, origin_q)
+        start, stop = (sStarts[0] - origin) // tile + begin, types.int64(Tiles.shape[0])
+        if follow < batch + 2:
+            stop = min(stop, (sStarts[SEQUENCES] - origin) // tile + follow)
+        row = types.int32(start + tid)
         while row < stop:
-            rank, above = 0, listed
+            unroll_none()
+            place, rank, above = types.int32(row - start), types.int32(0), listed
             while above - rank > 1:  # the last sequence that begins at or before this row
-                middle = (rank + above) // 2
-                if sFirst[middle] <= row - start:
+                unroll_none()
+                middle = types.int32((rank + above) // 2)
+                if sFirst[middle] <= place:
                     rank = middle
                 else:
                     above = middle
-            who = sWho[rank]
-            inside = row - start < sFirst[rank] + sTiles[who]
-            Tiles[row, 0] = max(min(begin + who, batch - 1), 0)  # a sequence that masks know
-            Tiles[row, 1] = start + sFirst[rank]
-            Tiles[row, 2] = sTiles[who] if inside else 0
-            for i in range(6):
-                Tiles[row, 3 + i] = sRow[who, i]
-            row += SEQUENCES
+            who, first = sWho[rank], sFirst[rank]
+            count = sTiles[who] if place < first + sTiles[who] else types.int32(0)
+            known = max(min(begin + who, batch - 1), 0)  # a sequence that masks know
+            words = known, start + first, count, sRow[who, 0]
+            store_words4_global(Tiles, (row, 0), words)
+            words = sRow[who, 1], sRow[who, 2], sRow[who, 3], sRow[who, 4]
+            store_words4_global(Tiles, (row, 4), words)
+            Tiles[row, 8] = sRow[who, 5]
+            row = types.int32(row + SEQUENCES)
 
     return list_tiles
 
