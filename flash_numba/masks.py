@@ -164,6 +164,27 @@ def _window_range_by_batch(batch, head, q_idx, aux):
     return q_idx + shift - aux[1], q_idx + shift + aux[2] + 1
 
 
+_OF_ONE_SEQUENCE = {
+    _causal_by_batch: _causal,
+    _causal_range_by_batch: _causal_range,
+    _window_by_batch: _window,
+    _window_range_by_batch: _window_range,
+}
+
+
+def reads_shifts(function: Callable | None) -> bool:
+    """Whether a mask's function reads an array of shifts, ``aux[0]``."""
+    return function in _OF_ONE_SEQUENCE
+
+
+def of_one_sequence(function: Callable | None) -> Callable | None:
+    """A mask's function for those who know their sequence: each `shift` is a number, its own."""
+    maker, *pieces = getattr(function, "parts", (None,))
+    if maker is not None:
+        return maker(*map(of_one_sequence, pieces))
+    return _OF_ONE_SEQUENCE.get(function, function)  # type: ignore[arg-type]
+
+
 def causal(shift) -> Mask:
     """A query sees the keys at or before its own position.
 

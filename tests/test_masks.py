@@ -304,3 +304,21 @@ def unknown(value) -> Any:
 def test_errors_say_what_is_allowed_and_what_came(make, error, says):
     with pytest.raises(error, match=says):
         make()
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_of_one_sequence_a_number_takes_the_place_of_the_shifts(batch):
+    """Kernels of packed batches know the shift of their sequence; a mask without one stays."""
+    boolean, shift = masks.boolean(BOOLEAN), int(SHIFTS[batch])
+    mask = masks.causal(SHIFTS) & masks.window(SHIFTS, 1, None) & boolean
+    sides = mask.aux[0][1][1:]
+    own = ((shift,), (shift, *sides)), boolean.aux
+    keep, key_range = map(masks.of_one_sequence, (mask.keep, mask.key_range))
+    assert keep is not None
+    assert key_range is not None
+    found = np.broadcast_to(keep(batch, 1, Q_IDX, K_IDX, own), (ROWS, COLS))
+    np.testing.assert_array_equal(found, seen(mask, batch, 1))
+    for row in range(ROWS):
+        assert key_range(batch, 1, row, own) == mask.key_range(batch, 1, row, mask.aux)  # type: ignore[misc]
+    assert masks.of_one_sequence(boolean.keep) is boolean.keep
+    assert masks.of_one_sequence(None) is None

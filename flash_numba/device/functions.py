@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from .. import fn
+from ..masks import reads_shifts
 from .numba_cuda import overload, room
 
 
@@ -58,6 +59,32 @@ def device_function(function) -> Any:
         return room(function)
     maker, *pieces = parts
     return room(maker(*(device_function(piece) for piece in pieces)))
+
+
+@cache
+def with_shift(function) -> Any:
+    """Room ``own_aux(aux, shift)``: aux of a mask's function as `masks.of_one_sequence` wants it.
+
+    Where `function` reads an array of shifts there is the number `shift`; all else stays.
+    """
+    maker, *pieces = getattr(function, "parts", (None,))
+    if maker is not None:
+        first, second = map(with_shift, pieces)
+
+        @room
+        def own_aux_of_two(aux, shift):
+            return first(aux[0], shift), second(aux[1], shift)
+
+        return own_aux_of_two
+    replaces = reads_shifts(function)
+
+    @room
+    def own_aux(aux, shift):
+        if replaces:
+            return shift, *aux[1:]
+        return aux
+
+    return own_aux
 
 
 @cache

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..tiling import PARTIAL, SKIPPED, KeyTiles, make_key_tiles, make_query_span
-from .functions import device_function
+from .functions import device_function, with_shift
 from .numba_cuda import cuda, room, types
 from .ptx_words import load_words4_global
 
@@ -44,6 +44,13 @@ def narrowed(visit):
         types.int32(visit.full_stop),
         types.int32(visit.stop),
     )
+
+
+@room
+def whole_tiles(visit, seqlen_k, tile_n):
+    """`visit`, in which a tile that reaches beyond the last key is not full."""
+    full_stop = types.int32(min(visit.full_stop, seqlen_k // tile_n))
+    return KeyTiles(visit.start, visit.full_start, full_stop, visit.stop)
 
 
 @room
@@ -117,6 +124,20 @@ def map_int32(words):
     return types.int32(a), types.int32(b), types.int32(c), types.int32(d)
 
 
+_agreed = make_agreed(True)
+
+
+@room
+def read_agreed(Tiles, row, column):
+    """Four numbers of a row of a list of tiles, in registers that all threads of a warp share.
+
+    As vectors' registers they would cost what spills, where otherwise there are parameters.
+    """
+    a, b, c, d = map_int32(load_words4_global(Tiles, (row, column)))
+    a, b = types.int32(_agreed(a)), types.int32(_agreed(b))
+    return a, b, types.int32(_agreed(c)), types.int32(_agreed(d))
+
+
 @cache
 def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: bool = False):
     """Room ``work_of(num_heads, Q, K, tile, lengths) -> Work``.
@@ -147,8 +168,8 @@ def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: boo
     def work_of_packed(num_heads, Q, K, tile, lengths):
         heads, index = types.uint32(num_heads), types.uint32(cuda.blockIdx.x)
         row = types.int32(index // heads)
-        batch, first, blocks, first_q = map_int32(load_words4_global(lengths[0], (row, 0)))
-        seqlen_q, first_k, seqlen_k, rows = map_int32(load_words4_global(lengths[0], (row, 4)))
+        batch, first, blocks, first_q = read_agreed(lengths[0], row, 0)
+        seqlen_q, first_k, seqlen_k, rows = read_agreed(lengths[0], row, 4)
         # The tiles of a sequence are neighbours, so those of all its heads are too.
         place = types.uint32(index - types.uint32(first) * heads)
         many = types.uint32(max(blocks, 1)) if rows_first else heads
@@ -164,33 +185,23 @@ def make_work_of(packed: bool, has_lengths: bool, rows_first: bool, of_keys: boo
     return work_of_packed if packed else work_of_dense
 
 
-NOTES = 12
-"""Numbers of a packed tile in shared memory: `note`."""
+@cache
+def make_own_aux(packed: bool, keep, key_range):
+    """Room ``own_aux(mask_aux, range_aux, seqlen_q, seqlen_k)``: both as a block wants them.
 
-
-@room
-def note(sNotes, work, visit, kv_head, tid, tile_n):
-    """Put what a block of a packed batch knows of its tile into `sNotes` (shared int32).
-
-    It was read from memory, and would take a register a number in every thread, where otherwise
-    there are parameters and constants. So it is read again where it is needed: `recall`.
+    The sequences of a packed batch have diagonals of their own: where masks read them from memory,
+    by the number of the sequence, a block that knows its sequence puts its own number in place.
     """
-    if tid == 0:
-        sNotes[0], sNotes[1], sNotes[2] = work.batch, work.head, kv_head
-        sNotes[3], sNotes[4], sNotes[5] = work.first_q, work.seqlen_q, work.first_k
-        sNotes[6], sNotes[7], sNotes[8] = work.seqlen_k, work.rows, work.block
-        sNotes[9], sNotes[11] = visit.full_start, visit.stop
-        sNotes[10] = min(visit.full_stop, work.seqlen_k // tile_n)
-    cuda.syncthreads()
+    own_mask, own_range = with_shift(keep), with_shift(key_range)
 
+    @room
+    def own_aux(mask_aux, range_aux, seqlen_q, seqlen_k):
+        if packed:
+            shift = types.int32(seqlen_k - seqlen_q)
+            return own_mask(mask_aux, shift), own_range(range_aux, shift)
+        return mask_aux, range_aux
 
-@room
-def recall(sNotes):
-    """``(Work, KeyTiles, kv_head)`` from `note`, less the first tile to visit and their number."""
-    batch, head, kv_head, zero = sNotes[0], sNotes[1], sNotes[2], types.int32(0)
-    ends = sNotes[3], sNotes[4], sNotes[5], sNotes[6], sNotes[7]
-    work = Work(batch, head, sNotes[8], zero, *ends)
-    return work, KeyTiles(zero, sNotes[9], sNotes[10], sNotes[11]), kv_head
+    return own_aux
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..device.column_copies import column_shape
 from ..device.scores import is_power_of_two
+from ..masks import of_one_sequence
 from ..problem import Problem
 from ..tiling import ceil_div
 
@@ -72,6 +73,13 @@ class Spec(NamedTuple):
             problem.dropout_p > 0,
             problem.sequences is not None,
         )
+
+    def of_one_sequence(self) -> "Spec":
+        """For a kernel whose blocks know their sequence: see `masks.of_one_sequence`."""
+        if not self.packed:
+            return self
+        keep, key_range = of_one_sequence(self.keep), of_one_sequence(self.key_range)
+        return self._replace(keep=keep, key_range=key_range)
 
 
 class ForwardTiles(NamedTuple):

@@ -28,15 +28,14 @@ from ..device.fragment_softmax import make_fragment_softmax
 from ..device.fragments import make_empty_rows, make_mask_range
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.schedule import (
-    NOTES,
     make_agreed,
     make_key_tiles_room,
+    make_own_aux,
     make_sees_tile,
     make_tile_list,
     make_work_of,
     narrowed,
-    note,
-    recall,
+    whole_tiles,
 )
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
@@ -86,12 +85,13 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     rows, columns, out_columns = 2 * blocks, tile_n // 4, depth_v // 4
     pitch_q, k_at, v_from, stage_k, stage_v = tiles.layout
     ampere, packed = tiles.ampere, spec.packed
-    noted = packed and ampere  # on a GPU of 64 KB there is no room for notes
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 
-    agreed = make_agreed(tiles.uniform)
-    work_of = make_work_of(spec.packed, spec.has_lengths, spec.key_range is None)
+    agreed = make_agreed(tiles.uniform or packed)
+    work_of = make_work_of(packed, spec.has_lengths, spec.key_range is None)
+    own_aux = make_own_aux(packed, spec.keep, spec.key_range)
+    spec = spec.of_one_sequence()
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
@@ -125,19 +125,18 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         warp, lane = agreed(tid // 32), tid % 32
         num_heads = types.int32(Q.shape[2])
         work = work_of(num_heads, Q, K, tile_m, lengths)
-        batch, head, m_block, _, begin_q, seqlen_q, begin_k, seqlen_k, _ = work
+        batch, head, m_block, _, begin_q, seqlen_q, begin_k, seqlen_k, row_stop = work
         if packed and batch < 0:
             return
         batch_head = batch * num_heads + head
+        mask_aux, range_aux = own_aux(mask_aux, range_aux, seqlen_q, seqlen_k)
         visit = narrowed(
             key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         )
+        if packed:
+            visit = whole_tiles(visit, seqlen_k, tile_n)
         group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
         kv_head = types.int32(types.uint32(head) // group)
-        sNotes = None
-        if noted:
-            sNotes = cuda.shared.array(NOTES, types.int32)
-            note(sNotes, work, visit, kv_head, tid, tile_n)
         gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
@@ -172,9 +171,6 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
             unroll_none()
             arrive()
             cuda.syncthreads()  # this tile is here for all, and nobody reads the one before
-            if noted:
-                work, visit, kv_head = recall(sNotes)
-                batch, head, _, _, _, seqlen_q, begin_k, seqlen_k, _ = work
             following = types.int32(
                 next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
             )
@@ -186,7 +182,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
             commit()
             partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
             partial |= listed_partial(n_block, m_block, batch, head, listed)
-            if not noted:
+            if not packed:
                 partial |= (n_block + 1) * tile_n > seqlen_k
             if not partial or sees_tile(warp_q, n_block, seqlen_q, batch, head, range_aux):
                 scores(rS, rQ, memory, q_lane, k_lane + stage * stage_k)
@@ -204,11 +200,6 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
 
         # Epilogue: O goes through the warp's own rows of Q's place, to be stored in whole lines.
         rLse = cuda.local.array(rows, types.float32)
-        if noted:
-            work, _, _ = recall(sNotes)
-        elif packed:
-            work = work_of(num_heads, Q, K, tile_m, lengths)
-        batch, head, _, _, begin_q, seqlen_q, _, _, row_stop = work
         empty_rows(row_max, row_sum, acc_o, first_q, seqlen_q)
         finish(row_max, row_sum, acc_o, rLse, types.float32(1) if not folded else scale)
         o_at = warp * warp_m * pitch_q
