@@ -1,6 +1,6 @@
 """The instructions that Hopper's backward pass adds, on random operands: what a GPU gives.
 
-A product of two tiles of which one is read by columns; fragments stored as transposed matrices;
+Products of two tiles of which one is read by columns; fragments stored as transposed matrices;
 rows of numbers by the copy engine, sums in global memory and pairs. The emulations are held against
 what comes out. Needs a Hopper GPU; a case is a process of its own, stopped if it takes too long.
 
@@ -32,7 +32,7 @@ from flash_numba.device.hopper.sums import add4_global, bulk_load, store_pair_gl
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import map_address, tensor_load
 from flash_numba.device.hopper.warpgroups import make_meeting
-from flash_numba.device.hopper.wgmma import make_multiply_columns, make_wait
+from flash_numba.device.hopper.wgmma import make_multiply_columns, make_multiply_rows, make_wait
 from flash_numba.device.numba_cuda import cuda, kernel, types
 from flash_numba.device.ptx import shared_tile
 from flash_numba.device.unroll import unroll_full
@@ -42,9 +42,9 @@ ROWS, COLUMNS, FIRST = 40, 24, 8
 """Rows of B's tile; rows of B in the product, and the first of them."""
 A, B = SwizzledTile(64, 128), SwizzledTile(ROWS, 128)
 PANEL = 1
-MAP_ROWS = 64, ROWS
+KEYS, HALF = SwizzledTile(64, 64), SwizzledTile(64, 128)
 sync, arrive = make_meeting(3, 64)
-PRODUCT_BYTES = 2 * (2 * A.size + B.size)
+PRODUCT_BYTES, ROWS_BYTES = 2 * (2 * A.size + B.size), 2 * (KEYS.size + HALF.size)
 TIMEOUT = 45
 """Seconds of a case, compiling included."""
 
@@ -84,6 +84,40 @@ def make_product(dtype: str, panel: int):
                 out[tid, i, j] = acc[i, j]
 
     return product
+
+
+@cache
+def make_rows_product(dtype: str):
+    """``C = A @ B`` of a (64, 64) A and a (64, 128) B."""
+    multiply_rows, wait = make_multiply_rows(dtype, KEYS, HALF), make_wait(0, HALF.columns // 2)
+    a_shape, b_shape, b_at = KEYS.shape, HALF.shape, KEYS.size
+    size, columns = ROWS_BYTES, HALF.columns // 4
+
+    @kernel(128)
+    def rows_product(a_map, b_map, out):
+        bars = cuda.shared.array(1, types.uint64)
+        memory = cuda.shared.array(0, types.uint16, alignment=1024)
+        sA, sB = shared_tile(memory, 0, a_shape), shared_tile(memory, b_at, b_shape)
+        tid = cuda.threadIdx.x
+        if tid == 0:
+            barrier_init(bars, 0, 1)
+            fence_barrier_init()
+            barrier_expect(bars, 0, size)
+            tensor_load(sA[0], map_address(a_map), 0, 0, 0, 0, bars, 0)
+            for p in range(2):
+                tensor_load(sB[p], map_address(b_map), 64 * p, 0, 0, 0, bars, 0)
+        cuda.syncthreads()
+        barrier_wait(bars, 0, 0)
+        acc = cuda.local.array((2, columns), types.float32)
+        multiply_rows(acc, sA, sB)
+        wait(acc)
+        for i in range(2):
+            unroll_full()
+            for j in range(columns):
+                unroll_full()
+                out[tid, i, j] = acc[i, j]
+
+    return rows_product
 
 
 @kernel(32)
@@ -158,6 +192,14 @@ def cases() -> dict[str, Case]:
     outputs = totals, np.zeros((1, 64), np.uint16)
     covers = "bulk_load add4_global store_pair_global"
     found["sums"] = Case(sums, covers, (source,), outputs, 1, 32)
+    for dtype in ("fp16", "bf16"):
+        a, b = (
+            rng.integers(-3, 4, (1, 64, 1, columns)).astype(DTYPES[dtype]).view(np.uint16)
+            for columns in (64, 128)
+        )
+        out = np.full((128, 2, HALF.columns // 4), np.nan, np.float32)
+        launched = make_rows_product(dtype), "make_multiply_rows", (a, b), (out,), 1, 128
+        found[f"rows {dtype} integers"] = Case(*launched, ROWS_BYTES, maps=True)
     return found
 
 
@@ -165,8 +207,8 @@ def arguments(case: Case, arrays: tuple, map_of: Any = TensorMap) -> tuple:
     """What a case's kernel is launched with, of `arrays` for its inputs and outputs."""
     if not case.maps:
         return arrays
-    maps = [map_of(array, rows, 64) for array, rows in zip(arrays, MAP_ROWS, strict=False)]
-    return (*maps, *arrays[len(maps) :])
+    maps = [map_of(array, min(64, array.shape[1]), 64) for array in arrays[:2]]
+    return (*maps, *arrays[2:])
 
 
 def run_on_gpu(name: str) -> dict[str, np.ndarray]:

@@ -115,9 +115,9 @@ class Rung:
     fast_backward : str or None
         A module like the second of `modules`, whose backward may be faster and may give other bits
         each time.
-    borrows_backward : tuple of (str, int), or None
-        Another rung, whose kernels do the backward pass where a head dimension is above the number,
-        or where gradients of a bias or of a score_mod's tensors are asked for.
+    borrows_backward : str or None
+        Another rung, whose kernels do the backward pass where gradients of a bias or of a
+        score_mod's tensors are asked for.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Rung:
     kernels_lack: frozenset[str] = frozenset()
     deterministic: bool = True
     fast_backward: str | None = None
-    borrows_backward: tuple[str, int] | None = None
+    borrows_backward: str | None = None
 
     def wished(self, deterministic: bool | None) -> Rung:
         """The rung as a call with this wish runs it: with its fast backward pass, or as it is."""
@@ -209,15 +209,10 @@ class Rung:
         """What is to be said of its backward pass on a GPU: whose it is, or which of its forms."""
         if isinstance(gpu, NoGpu):
             return ""
-        if self.borrows_backward is not None:
-            name, most = self.borrows_backward
-            reason = ""
-            if max(problem.head_dim, problem.head_dim_v) > most:
-                reason = f"its own takes head dimensions up to {most}"
-            elif asked := sorted({"bias", "score_mod"}.intersection(needs)):
-                reason = f"its own has no gradient of {' and '.join(asked)}"
-            if reason:
-                return f"its backward pass is {name}'s: {reason}"
+        asked = sorted({"bias", "score_mod"}.intersection(needs))
+        if self.borrows_backward is not None and asked:
+            reason = f"its own has no gradient of {' and '.join(asked)}"
+            return f"its backward pass is {self.borrows_backward}'s: {reason}"
         if self.fast_backward is not None:
             return (
                 "its backward pass gives the same bits each time; deterministic=False may be faster"
@@ -240,7 +235,7 @@ RUNGS: tuple[Rung, ...] = (
         dtypes=("fp16", "bf16"),
         kernels_lack=_NOT_PACKED,
         fast_backward=".kernels.hopper_backward_fast",
-        borrows_backward=("tensor_core", 128),
+        borrows_backward="tensor_core",
     ),
     Rung(
         "tensor_core",

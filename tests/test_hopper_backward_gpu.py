@@ -26,19 +26,25 @@ def cases():
     """(batch, heads, kv heads, N, M, head_dim, head_dim_v, dtype, options)."""
     for n, m, d in itertools.product((1, 80, 193, 257), (1, 128, 333), (64, 128)):
         yield 2, 3, 1, n, m, d, d, "fp16", {"causal": (n + m) % 2 == 0}
+    for n, m, d in itertools.product((1, 64, 193), (1, 64, 333), (192, 256)):
+        yield 2, 3, 1, n, m, d, d, "fp16", {"causal": (n + m) % 2 == 0}
     depths = (8, 8), (40, 40), (96, 96), (64, 128), (128, 64), (72, 16), (160, 128), (256, 256)
+    depths += (40, 256), (192, 128)
     for (d, dv), dtype in itertools.product(depths, ("fp16", "bf16")):
         yield 1, 4, 2, 157, 400, d, dv, dtype, {"causal": True}
     for window in ((0, 0), (17, None), (None, 5), (64, 3)):
         yield 2, 2, 2, 203, 457, 64, 64, "bf16", {"window": window}
         yield 2, 2, 2, 457, 203, 128, 128, "fp16", {"window": window, "causal": True}
-    for lengths, d in itertools.product(([0, 203], [1, 64], [65, 128]), (64, 128)):
+        yield 2, 2, 2, 457, 203, 256, 256, "fp16", {"window": window, "causal": True}
+    for lengths, d in itertools.product(([0, 203], [1, 64], [65, 128]), (64, 128, 192, 256)):
         options = {"key_lengths": np.array(lengths), "causal": d == 128}
         yield 2, 2, 1, 213, 203, d, d, "bf16", options
     for scale in (0.0, -0.5, 3.0, 1e-35):
         yield 1, 1, 1, 65, 65, 64, 64, "fp16", {"softmax_scale": scale}
+        yield 1, 1, 1, 65, 65, 192, 192, "fp16", {"softmax_scale": scale}
     yield 2, 4, 1, 130, 203, 64, 64, "fp16", {"dropout_p": 0.3, "seed": 2**40 + 7, "causal": True}
     yield 1, 2, 1, 130, 203, 128, 128, "bf16", {"dropout_p": 0.9, "seed": 3}
+    yield 1, 2, 1, 130, 203, 256, 256, "bf16", {"dropout_p": 0.4, "seed": 3, "causal": True}
     yield 3, 50, 25, 300, 300, 64, 64, "fp16", {"causal": True}  # heads by groups, the last short
 
 
@@ -79,13 +85,14 @@ def test_backward(case):
 
 @pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
 @pytest.mark.parametrize(
-    ("n", "m", "d", "dtype"), [(213, 403, 64, "fp16"), (257, 130, 128, "bf16")]
+    ("n", "m", "d", "dtype"),
+    [(213, 403, 64, "fp16"), (257, 130, 128, "bf16"), (130, 257, 256, "bf16")],
 )
 def test_backward_with_changes(change, n, m, d, dtype):
     check(*make((2, 4, 2, n, m, d, d, dtype, change(2, 4, n, m))))
 
 
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_sums_that_are_added_as_they_come(d):
     check(*make((2, 3, 3, 700, 700, d, d, "bf16", {"causal": True})), ordered=False)
 
@@ -97,7 +104,9 @@ def test_strides_and_the_gradient_of_lse():
     check(problem, q, k, v, dout[:, :1, :1, :1].expand_as(dout))  # tensor_core's
 
 
-@pytest.mark.parametrize(("d", "dtype"), [(64, "fp16"), (128, "bf16")])
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(64, "fp16"), (128, "bf16"), (192, "fp16"), (256, "bf16")]
+)
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_same_bits_every_time(d, dtype, causal):
     problem, *tensors = make((1, 20, 4, 1500, 1500, d, d, dtype, {"causal": causal}))

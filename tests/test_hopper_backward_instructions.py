@@ -43,6 +43,19 @@ def test_product_of_columns(dtype, panel):
         assert out[thread, i, j] == exact[row, thread % 4 * 2 + 8 * (j // 2) + j % 2]
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_product_of_rows(dtype):
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, (1, 64, 1, n)).astype(DTYPES[dtype]) for n in (64, 128))
+    out = np.full((128, 2, 32), np.nan, np.float32)
+    maps = (TensorMap(x.view(np.uint16), 64, 64) for x in (a, b))
+    trace(program.make_rows_product(dtype))[1, 128, 0, program.ROWS_BYTES](*maps, out)
+    exact = a[0, :, 0].astype(float) @ b[0, :, 0].astype(float)
+    for thread, i, j in np.ndindex(out.shape):
+        row = thread // 32 * 16 + thread % 32 // 4 + 8 * i
+        assert out[thread, i, j] == exact[row, thread % 4 * 2 + 8 * (j // 2) + j % 2]
+
+
 def test_stored_matrices_are_transposed():
     """Lane l holds columns 2 (l % 4) and the next of row l // 4; 9.7.14.5.16."""
 

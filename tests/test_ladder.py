@@ -64,14 +64,14 @@ def test_without_a_gpu_any_problem_finds_a_rung():
 
 def test_explain_says_where_another_rung_does_the_backward():
     hopper = next(rung for rung in RUNGS if rung.borrows_backward)
-    name, most = hopper.borrows_backward  # pyright: ignore[reportGeneralTypeIssues]
-    assert name in {rung.name for rung in RUNGS}
-    gpu = Gpu("H200", (9, 0))
-    for head_dim, borrows in ((most, False), (most + 8, True)):
-        choice = look(Problem(8, 8, head_dim, dtype="fp16"), gpu)
-        assert choice.rung is hopper
-        assert (f"its backward pass is {name}'s" in str(choice)) == borrows
-    assert not look(Problem(8, 8, most + 8, dtype="fp16"), NO_GPU).backward
+    assert hopper.borrows_backward in {rung.name for rung in RUNGS}
+    gpu, said = Gpu("H200", (9, 0)), f"its backward pass is {hopper.borrows_backward}'s"
+    for head_dim in (64, 128, 256):
+        problem = Problem(8, 8, head_dim, dtype="fp16")
+        assert look(problem, gpu).rung is hopper
+        for needs, borrows in ((("q", "k", "v"), False), (("q", "bias"), True)):
+            assert (said in str(look(problem, gpu, needs=needs))) == borrows
+        assert not look(problem, NO_GPU, needs=("bias",)).backward
     assert "no gradient of bias" in look(PLAIN_HALF, gpu, needs=("q", "bias")).backward
 
 

@@ -176,6 +176,10 @@ def _hopper_builds() -> Iterator[Build]:
         for kind in ("full", "causal"):
             for direction in HOPPER[1:]:
                 yield Build("hopper", direction, "fp16", head_dim, kind, (9, 0, "a"))
+    for head_dim in (192, 256):
+        for kind in PROBLEMS:
+            yield Build("hopper", "backward", "fp16", head_dim, kind, (9, 0, "a"))
+    yield Build("hopper", "backward fast", "fp16", 256, "full", (9, 0, "a"))
 
 
 def all_builds() -> Iterator[Build]:
@@ -188,9 +192,6 @@ def all_builds() -> Iterator[Build]:
         axes: Any = kernels, rung.dtypes, depths, kinds, ARCHITECTURES
         for axis in itertools.product(*axes) if rung.name in _PREPARE else ():
             build = Build(rung.name, *axis)
-            borrows = build.direction != "forward" and rung.borrows_backward
-            if borrows and build.head_dim > borrows[1]:
-                continue
             cc, needed = build.cc, rung.needed_capability(build.dtype)
             if cc >= needed and (not rung.majors or cc[0] in rung.majors) and _is_made(build):
                 yield build

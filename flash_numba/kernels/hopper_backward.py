@@ -40,8 +40,13 @@ from .hopper_backward_producer import (
     make_produce,
 )
 from .hopper_backward_rows import THREADS, make_prepare, make_round
-from .hopper_backward_tiles import HopperBackwardTiles, fits, hopper_backward_tiles
+from .hopper_backward_tiles import (
+    BackwardTiles,
+    WideBackwardTiles,
+    hopper_backward_tiles,
+)
 from .hopper_backward_turns import make_keep_turns
+from .hopper_backward_wide import make_wide_backward
 from .hopper_tiles import ALIGNMENT
 from .spec import Spec, padded
 from .tensor_core_tiles import allows_chunks
@@ -55,7 +60,7 @@ KEY_TILES_AT_ONCE = 32
 @cache
 def make_backward(
     spec: Spec,
-    tiles: HopperBackwardTiles,
+    tiles: BackwardTiles,
     scale_first: bool,
     wants: tuple[bool, bool, bool] = ALL,
     ordered: bool = True,
@@ -87,6 +92,8 @@ def make_backward(
     Reads each K and V tile once, each visiting Q and dO tile once a key tile; reads and writes
     dQ once a key tile, in float32; writes dK and dV once.
     """
+    if isinstance(tiles, WideBackwardTiles):
+        return make_wide_backward(spec, tiles, scale_first, wants, ordered)
     stages, threads = tiles.stages, tiles.threads
     few, many = tiles.registers
     give_registers, take_registers = make_set_registers(few, False), make_set_registers(many, True)
@@ -166,20 +173,20 @@ def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
     what the tensor-core rung's backward needs, which takes over where this kernel does not fit.
     """
     borrowed = tensor_core_backward.workspace(problem, numbers)
-    if not fits(problem) or numbers:
+    if numbers:
         return borrowed
     own = workspace_with(hopper_backward_tiles(problem), problem)
     return *own, max(0, sum(borrowed) - sum(own))
 
 
-def workspace_with(tiles: HopperBackwardTiles, problem: Problem) -> tuple[int, int, int]:
+def workspace_with(tiles: BackwardTiles, problem: Problem) -> tuple[int, int, int]:
     """The parts that the kernel itself needs, with given tiles."""
     blocks = _query_tiles(problem, tiles)
     rows, sums = 8 * blocks * tiles.tile_m, 4 * blocks * tiles.tile_m * tiles.depth
     return padded(rows, 16), padded(sums, 16), padded(4 * (blocks + 1), 16)
 
 
-def _query_tiles(problem: Problem, tiles: HopperBackwardTiles) -> int:
+def _query_tiles(problem: Problem, tiles: BackwardTiles) -> int:
     heads = problem.batch * problem.num_heads
     return heads * ceil_div(problem.seqlen_q, tiles.tile_m)
 
@@ -192,9 +199,9 @@ def backward(
 
     `ordered` is as in `make_backward`.
 
-    What the kernel cannot do the tensor-core rung's backward does: head dimensions above 128,
-    gradients of tensors that score changes read, and a dO that the copy engine cannot read, as it
-    cannot read a tensor without rows.
+    What the kernel cannot do the tensor-core rung's backward does: gradients of tensors that score
+    changes read, and a dO that the copy engine cannot read, as it cannot read a tensor without
+    rows.
 
     Raises
     ------
@@ -204,13 +211,13 @@ def backward(
     given = q, k, v, out, lse, dout, dq, dk, dv, memory, dlse, stream, d_aux
     copied = [DeviceArray.of(x) for x in (q, k, v, dout, dq, dk, dv) if x is not None]
     readable = problem.seqlen_q > 0 and all(map(allows_chunks, copied))
-    if not fits(problem) or asked_for(d_aux) or not readable:
+    if asked_for(d_aux) or not readable:
         return tensor_core_backward.backward(problem, *given)
     return backward_with(hopper_backward_tiles(problem), ordered, problem, *given[:-1])
 
 
 def backward_with(
-    tiles: HopperBackwardTiles,
+    tiles: BackwardTiles,
     ordered: bool,
     problem: Problem,
     q, k, v, out, lse, dout, dq, dk, dv, memory, dlse=None, stream: int = 0,
@@ -256,7 +263,7 @@ def backward_spec(problem: Problem) -> Spec:
     return Spec.of(problem, True)._replace(folded=True)
 
 
-def sizes_of(problem: Problem, tiles: HopperBackwardTiles, at_once: int) -> tuple[int, ...]:
+def sizes_of(problem: Problem, tiles: BackwardTiles, at_once: int) -> tuple[int, ...]:
     """The kernel's `sizes`, with `at_once` kv heads at a time; the producer's file names them."""
     query_tiles = ceil_div(problem.seqlen_q, tiles.tile_m)
     key_tiles = ceil_div(problem.seqlen_k, tiles.tile_n)
@@ -273,7 +280,5 @@ def heads_at_once(key_blocks: int) -> int:
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:
     """The simulator's program of this schedule, and its tile_m and tile_n."""
-    if not fits(problem):
-        return tensor_core_backward.counted_as(problem)
     tiles = hopper_backward_tiles(problem)
     return "flash2", tiles.tile_m, tiles.tile_n

@@ -14,7 +14,7 @@ from ..device.numba_cuda import cuda, room, types
 from ..device.schedule import make_key_tiles_room, make_keys_of, make_tile_list, narrowed
 from ..device.unroll import unroll_full, unroll_none
 from ..tiling import make_query_span
-from .hopper_backward_tiles import HopperBackwardTiles
+from .hopper_backward_tiles import BackwardTiles
 from .hopper_producer import make_next_stage
 from .spec import Spec
 
@@ -67,13 +67,14 @@ def make_slot_of(stages: int):
 
 
 @cache
-def make_produce(spec: Spec, tiles: HopperBackwardTiles, ordered: bool):
+def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
     """Room ``produce(...)`` of the one thread that starts all copies into shared memory."""
     tile_m, tile_n, panel = tiles.tile_m, tiles.tile_n, tiles.panel
     bars_of = tiles.barriers
     k_here, v_here, q_here, do_here = (bars_of[name] for name in ("k", "v", "q", "do"))
     q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
-    k_bytes, v_bytes = 4 * tiles.k_tile.size, 4 * tiles.v_tile.size
+    parts = tiles.tile_n // 64
+    k_bytes, v_bytes = 2 * parts * tiles.k_tile.size, 2 * parts * tiles.v_tile.size
     row_numbers = 2 * tile_m
     q_bytes, do_bytes = 2 * tiles.q_tile.size + 4 * row_numbers, 2 * tiles.do_tile.size
     panels, v_panels = tiles.k_tile.panels, tiles.v_tile.panels
@@ -110,7 +111,7 @@ def make_produce(spec: Spec, tiles: HopperBackwardTiles, ordered: bool):
     @room
     def load_keys(shared, bars, bar, source, size, count, block):
         barrier_expect(bars, bar, size)
-        for part in range(2):
+        for part in range(parts):
             unroll_full()
             for p in range(count):
                 unroll_full()

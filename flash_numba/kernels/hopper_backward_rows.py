@@ -12,7 +12,7 @@ from ..device.ptx import store4_global
 from ..device.unroll import unroll_full
 from ..tiling import ceil_div
 from .hopper_backward_queries import make_move_sums, make_write_queries
-from .hopper_backward_tiles import HopperBackwardTiles
+from .hopper_backward_tiles import BackwardTiles
 from .row_passes import ROW_THREADS
 
 THREADS = 256
@@ -37,7 +37,7 @@ def make_query_tile_of(tile_m: int):
 def make_prepare(
     dtype: str,
     head_dim_v: int,
-    tiles: HopperBackwardTiles,
+    tiles: BackwardTiles,
     vectors: bool,
     has_dlse: bool,
     ordered: bool,
@@ -120,7 +120,7 @@ def make_prepare(
 
 
 @cache
-def make_round(dtype: str, tiles: HopperBackwardTiles):
+def make_round(dtype: str, tiles: BackwardTiles):
     """The pass after, if parts of dQ were added as they came.
 
     Returns

@@ -15,7 +15,7 @@ from ..device.ptx import exp2
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
 from ..device.unroll import unroll_full
 from .hopper_backward_producer import BATCH, HEAD, HEADS, M_BLOCK, N_BLOCK, SEQLEN_K, SEQLEN_Q
-from .hopper_backward_tiles import HopperBackwardTiles
+from .hopper_backward_tiles import BackwardTiles
 from .spec import Spec
 
 ROWS = 2
@@ -97,7 +97,7 @@ def make_mask_columns(key_range, columns: int):
 
 
 @cache
-def make_first_position(tiles: HopperBackwardTiles):
+def make_first_position(tiles: BackwardTiles):
     """Room ``first_position(step, block, w, tid) -> (first_q, first_k)`` of a lane's part."""
     tile_m, tile_n = tiles.tile_m, tiles.tile_n
 
@@ -112,7 +112,7 @@ def make_first_position(tiles: HopperBackwardTiles):
 
 
 @cache
-def make_hide(spec: Spec, tiles: HopperBackwardTiles):
+def make_hide(spec: Spec, tiles: BackwardTiles):
     """Room ``hide(rS, step, block, sizes, w, tid, mask_aux, range_aux)``.
 
     Scores of keys that a query does not see become -inf. `step` and `block` are numbers of
@@ -138,7 +138,7 @@ def make_hide(spec: Spec, tiles: HopperBackwardTiles):
 
 
 @cache
-def make_change_both(spec: Spec, tiles: HopperBackwardTiles, scale_first: bool):
+def make_change_both(spec: Spec, tiles: BackwardTiles, scale_first: bool):
     """Rooms ``change_both(rS, rdP, ...)``, ``drop_weights(rS, ...)`` and ``times_weights``.
 
     For scores that are changed, or weights that are dropped, dP must be there first: `change_both`

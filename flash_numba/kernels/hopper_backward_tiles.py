@@ -6,8 +6,8 @@ from ..device.hopper.layouts import SwizzledTile
 from ..problem import Problem
 from .spec import padded
 
-LARGEST_HEAD_DIM = 128
-"""Up to here dK and dV of 64 keys fit into the registers of a warpgroup."""
+NARROW = 128
+"""Up to this head dimension dK and dV of 64 keys fit into the registers of a warpgroup."""
 
 FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {96: 1.0, 128: 1.01}}
 """Queries of a tile without a mask, and what a query costs in it; by the wider head dimension."""
@@ -101,15 +101,97 @@ class HopperBackwardTiles(NamedTuple):
         }
 
 
-def fits(problem: Problem) -> bool:
-    """Whether the Hopper backward kernel is for this problem."""
-    return max(problem.head_dim, problem.head_dim_v) <= LARGEST_HEAD_DIM
+class WideBackwardTiles(NamedTuple):
+    """How a block of one producer and two consumers with the same 64 keys works.
+
+    dK and dV of 64 keys and 256 columns fill the registers of two warpgroups.
+
+    Attributes
+    ----------
+    depth, depth_v : int
+        head_dim and head_dim_v padded to multiples of 64; the copy engine fills in zeros.
+    stages : int
+        As in `HopperBackwardTiles`.
+    """
+
+    depth: int
+    depth_v: int
+    stages: int = 2
+
+    tile_m, tile_n, threads = 64, 64, 384
+    registers = 24, 240
+
+    @property
+    def panel(self) -> int:
+        """Columns of a panel: each consumer has half of the panels of dQ."""
+        return 64 if self.depth % 128 == 0 else 32
+
+    @property
+    def k_tile(self) -> SwizzledTile:
+        """K, and dK."""
+        return SwizzledTile(64, self.depth, self.panel)
+
+    @property
+    def v_tile(self) -> SwizzledTile:
+        """V, and dV."""
+        return SwizzledTile(64, self.depth_v, self.panel)
+
+    @property
+    def half_tile(self) -> SwizzledTile:
+        """The columns of K that are those of a consumer's part of dQ."""
+        return SwizzledTile(64, self.depth // 2, self.panel)
+
+    @property
+    def q_tile(self) -> SwizzledTile:
+        """One stage of Q."""
+        return self.k_tile
+
+    @property
+    def do_tile(self) -> SwizzledTile:
+        """One stage of dO."""
+        return self.v_tile
+
+    @property
+    def ds_tile(self) -> SwizzledTile:
+        """dS: rows are queries, columns keys."""
+        return SwizzledTile(64, 64)
+
+    @property
+    def q_columns(self) -> int:
+        """Columns of a consumer's part of dQ."""
+        return self.depth // 2
+
+    @property
+    def offsets(self) -> tuple[int, int, int, int, int, int]:
+        """Where V, Q, dO, dS, P and the rows' numbers begin, in 16-bit elements; K begins at 0.
+
+        P is in float32, in the order of registers; two places of dS are as large. Afterwards dV and
+        dK leave through them.
+        """
+        v_at = self.k_tile.size
+        q_at = v_at + self.v_tile.size
+        do_at = q_at + self.stages * self.q_tile.size
+        ds_at = do_at + self.stages * self.do_tile.size
+        p_at = ds_at + 2 * self.ds_tile.size
+        return v_at, q_at, do_at, ds_at, p_at, p_at + 2 * self.ds_tile.size
+
+    shared_bytes, barriers = HopperBackwardTiles.shared_bytes, HopperBackwardTiles.barriers
+
+    def out_panels(self, tile: SwizzledTile) -> int:
+        """Panels of dK or dV that leave at a time: as many as fit into the place of P, or of dS."""
+        fit = 4 * self.ds_tile.size // (64 * 2 * self.panel)
+        return max(n for n in range(1, fit + 1) if tile.panels % n == 0)
 
 
-def hopper_backward_tiles(problem: Problem) -> HopperBackwardTiles:
-    """The tiles of the backward kernel for a problem that fits."""
+BackwardTiles = HopperBackwardTiles | WideBackwardTiles
+
+
+def hopper_backward_tiles(problem: Problem) -> BackwardTiles:
+    """The tiles of the backward kernel."""
     depth, depth_v = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
     widest = max(depth, depth_v)
+    if widest > NARROW:
+        return WideBackwardTiles(depth, depth_v)
     busy = problem.dropout_p > 0 or problem.score_mods or problem.softmax_scale <= 0
     if busy:  # their registers want smaller tiles
         return HopperBackwardTiles(depth, depth_v, 32 if widest == 128 else 64)

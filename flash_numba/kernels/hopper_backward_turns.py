@@ -15,7 +15,7 @@ from ..device.numba_cuda import cuda, room, types
 from ..device.ptx import load_acquire, store_release
 from ..device.unroll import unroll_none
 from .hopper_backward_producer import BATCH, BLOCK, END, HEAD, M_BLOCK, TURN, make_slot_of
-from .hopper_backward_tiles import HopperBackwardTiles
+from .hopper_backward_tiles import BackwardTiles
 from .hopper_producer import make_next_stage
 
 ADDED, MAY_ADD = 2, 3
@@ -27,7 +27,7 @@ wait_for_second, let_second = make_meeting(MAY_ADD + 1, 128 + KEEPERS)
 
 
 @cache
-def make_keep_turns(tiles: HopperBackwardTiles):
+def make_keep_turns(tiles: BackwardTiles):
     """Room ``keep_turns(sSteps, sBlocks, bars, Turns, lane)`` of the keeper's 32 threads.
 
     `Turns` (batch, num_heads, query tiles) int32, zero at the launch, says how many key tiles have

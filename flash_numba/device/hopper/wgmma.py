@@ -240,6 +240,56 @@ def make_multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTi
 
 
 @cache
+def make_multiply_rows(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
+    """``multiply_rows(acc, sA, sB)``: start ``acc = A @ B``, A read by rows, B by columns.
+
+    Parameters
+    ----------
+    dtype : "fp16" or "bf16"
+    a, b : SwizzledTile
+        The tile that holds the 64 rows of A, and that of B: a row of it for each column of A.
+
+    Notes
+    -----
+    `acc` is a (2, b.columns // 4) local array whose old values do not count. One text, as in
+    `make_multiply_tiles`.
+    """
+    n, kind = b.columns, KINDS[dtype]
+    first = n // 2
+    steps = []
+    for step in range(a.columns // DEPTH):
+        units = a.step_along_row(step) // 16, b.step_down_rows(step) // 16
+        prepare = f"add.s64 da, ${first}, {units[0]}; add.s64 db, ${first + 1}, {units[1]};"
+        steps.append((prepare, "da, db", "0, 1"))
+    text = _text(n, kind, steps, overwrite=True)
+
+    def typing(typingctx, acc, sA, sB):
+        def codegen(context, builder, signature, args):
+            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
+            starts = [
+                _described(context, builder, kind, array, descriptor)
+                for kind, array, descriptor in (
+                    (sA, args[1], a.by_rows()),
+                    (sB, args[2], b.by_columns()),
+                )
+            ]
+            sums = assembly(builder, text, starts, [F32] * (n // 2))
+            for pointer, value in zip(pointers, sums, strict=True):
+                builder.store(value, pointer)
+            return context.get_dummy_value()
+
+        return types.void(acc, sA, sB), codegen
+
+    return described(
+        typing,
+        products.multiply_rows(dtype, a, b),
+        "``wgmma.mma_async`` with both operands in shared memory; see `make_multiply_rows`.",
+        "wgmma",
+        "warpgroup",
+    )
+
+
+@cache
 def make_wait(pending: int, *counts: int) -> Any:
     """``wait(*arrays)``: until at most `pending` groups of products run; then the arrays are ours.
 

@@ -210,6 +210,23 @@ def multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTile, n
     return emulate
 
 
+def multiply_rows(dtype: str, a: SwizzledTile, b: SwizzledTile):
+    """Emulation of `wgmma.make_multiply_rows`."""
+
+    def emulate(context, accs, left, right):
+        running = Running.of(context)
+        running.issued += 1
+        for shared, tile in ((left[0], a), (right[0], b)):
+            _check_start(context, shared, tile)
+        with context.copy(("wgmma", context.thread.tid // 128), running.issued):
+            A = tile_from(left[0], a, 64, dtype)
+            B = tile_from(right[0], b, a.columns, dtype)
+        sums = parts_of_sums((A @ B).astype(np.float32))
+        running.groups.append((running.issued, _occupy(context, accs, sums)))
+
+    return emulate
+
+
 def wait(pending: int):
     """Emulation of `wgmma.make_wait`: registers of finished groups hold their values again."""
 
