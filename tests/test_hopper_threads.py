@@ -57,6 +57,8 @@ CASES = {
     "no-keys": SIZES | {"seqlen_k": 0},
     "many-tiles-of-one-step": SIZES | {"num_heads": 11, "seqlen_k": 20},
     "many-tiles": SIZES | {"num_heads": 3, "seqlen_q": 210, "seqlen_k": 210, "causal": True},
+    "consumers-that-see-less": SIZES | {"seqlen_q": 200, "seqlen_k": 230, "causal": True},
+    "consumers-without-rows": SIZES | {"num_heads": 5, "seqlen_q": 40, "seqlen_k": 20},
     "wider-v-bf16": SIZES | {"head_dim": 40, "head_dim_v": 128, "dtype": "bf16"},
     "negative-scale": SIZES | {"softmax_scale": -0.7},
     "dropout": SIZES | {"dropout_p": 0.4, "seed": 2**33 + 5},
@@ -65,6 +67,8 @@ TILES: dict[str, dict] = {
     "wider-v-bf16": {"q_stages": 1, "stages": 3},
     "one-tile": {"warpgroups": 3, "tile_n": 16},
     "causal-gqa": {"tile_n": 48},
+    "consumers-that-see-less": {"warpgroups": 3, "stages": 3},
+    "consumers-without-rows": {"warpgroups": 3, "stages": 4},
 }
 
 

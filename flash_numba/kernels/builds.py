@@ -160,8 +160,8 @@ def _tensor_core_candidates() -> Iterator[Build]:
                 yield Build("tensor_core", name, "fp16", head_dim, kind, (9, 0, "a"))
 
 
-HOPPER = "forward", "backward", "backward fast"
-"""Kernels of the Hopper rung; the last adds to dQ as it comes."""
+HOPPER = "forward", "forward long", "backward", "backward fast"
+"""Kernels of the Hopper rung; the second is for long sequences, the last adds to dQ as it comes."""
 
 
 def _hopper_builds() -> Iterator[Build]:
@@ -174,12 +174,14 @@ def _hopper_builds() -> Iterator[Build]:
             for direction in ("forward", "backward"):
                 yield Build("hopper", direction, "bf16", head_dim, kind, (9, 0, "a"))
         for kind in ("full", "causal"):
-            for direction in HOPPER[1:]:
+            for direction in HOPPER[2:]:
                 yield Build("hopper", direction, "fp16", head_dim, kind, (9, 0, "a"))
     for head_dim in (192, 256):
         for kind in PROBLEMS:
             yield Build("hopper", "backward", "fp16", head_dim, kind, (9, 0, "a"))
     yield Build("hopper", "backward fast", "fp16", 256, "full", (9, 0, "a"))
+    yield Build("hopper", "forward long", "fp16", 64, "causal", (9, 0, "a"))
+    yield Build("hopper", "forward long", "bf16", 128, "full", (9, 0, "a"))
 
 
 def all_builds() -> Iterator[Build]:
@@ -277,8 +279,10 @@ def _tensor_core(problem: Problem, build: Build):
 
 
 def _hopper(problem: Problem, build: Build):
-    if build.direction != "forward":
+    if not build.direction.startswith("forward"):
         return _hopper_backward(problem, build)
+    if build.direction == "forward long":
+        problem = replace(problem, seqlen_q=1 << 14, seqlen_k=1 << 14)
     tiles, (scale_first, scale, factor) = hopper_tiles(problem), hopper.factors(problem)
     kernel = hopper.make_forward(hopper.forward_spec(problem), tiles, scale_first)
     tensor_map = TensorMap(_array(build.dtype, 4), tiles.tile_n, tiles.panel)

@@ -1,10 +1,9 @@
 """Hopper forward: a producer that copies, consumers that multiply, and nobody waits for long.
 
 A block stays on its multiprocessor and takes one query tile after another. One thread, the
-*producer*, keeps the copy engine busy with the next K and V tiles. Each *consumer*, a warpgroup
-with 64 query rows, starts the product S = Q K^T of the next key tile and the product O += P V of
-this one, and does the softmax of the next while the tensor cores work on O. Consumers start their
-products in turn, so that one's softmax runs under another's products.
+*producer*, walks over the tiles and keeps the copy engine busy with the next K and V. Each
+*consumer*, a warpgroup with 64 query rows, starts the product S = Q K^T of the next key tile and
+the product O += P V of this one, and does the softmax of the next while the tensor cores work on O.
 
 References
 ----------
@@ -27,8 +26,9 @@ from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .hopper_consumer import make_consumer
+from .hopper_notes import NOTES_SHAPE
 from .hopper_producer import make_producer
-from .hopper_tiles import ALIGNMENT, REGISTERS, HopperTiles, hopper_tiles
+from .hopper_tiles import ALIGNMENT, HopperTiles, hopper_tiles
 from .spec import Spec
 
 
@@ -56,7 +56,7 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
     Reads each Q tile once, and each visited K and V tile once a query tile; writes O and LSE once.
     """
     stages, warpgroups = tiles.stages, tiles.warpgroups
-    few, many = REGISTERS[warpgroups]
+    few, many = tiles.registers
     give_registers, take_registers = make_set_registers(few, False), make_set_registers(many, True)
     produce = make_producer(spec, tiles)
     consume = make_consumer(spec, tiles, scale_first)
@@ -64,7 +64,7 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
     q_shape = (tiles.q_stages, warpgroups, *tiles.q_tile.shape)
     k_shape, v_shape = (stages, 1, *tiles.k_tile.shape), (stages, 1, *tiles.v_tile.shape)
     o_shape = (warpgroups, *tiles.o_words)
-    here_bars, v_done = tiles.barriers["q"][1], tiles.barriers["v"][1]
+    here_bars = tiles.barriers["q"][1]
     all_bars = 2 * here_bars
 
     @kernel(tiles.threads, 1)
@@ -73,6 +73,7 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
         mask_aux, range_aux, score_aux, lengths, listed, dropout,
     ):  # fmt: skip
         bars = cuda.shared.array(all_bars, types.uint64)
+        sNotes = cuda.shared.array(NOTES_SHAPE, types.int32)
         memory = cuda.shared.array(0, types.uint16, alignment=ALIGNMENT)
         words = cuda.shared.array(0, types.uint32, alignment=ALIGNMENT)
         sQ, sK = shared_tile(memory, 0, q_shape), shared_tile(memory, k_at, k_shape)
@@ -81,10 +82,8 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
         if tid == 0:
             for bar in range(here_bars):
                 barrier_init(bars, bar, 1)
-            for bar in range(here_bars, v_done):
-                barrier_init(bars, bar, warpgroups)
-            for bar in range(v_done, all_bars):
-                barrier_init(bars, bar, 4 * warpgroups)  # a warp each: see `advance`
+            for bar in range(here_bars, all_bars):
+                barrier_init(bars, bar, 4 * warpgroups)  # a warp each
             fence_barrier_init()
         cuda.syncthreads()
         role = cuda.shfl_sync(0xFFFFFFFF, tid // 128, 0)
@@ -92,13 +91,13 @@ def make_forward(spec: Spec, tiles: HopperTiles, scale_first: bool):
             give_registers()
             if tid == 0:
                 produce(
-                    sQ, sK, sV, bars, map_address(q_map), map_address(k_map), map_address(v_map),
-                    LSE, sizes, range_aux, lengths, listed,
+                    sQ, sK, sV, sNotes, bars, map_address(q_map), map_address(k_map),
+                    map_address(v_map), LSE, sizes, range_aux, lengths, listed,
                 )  # fmt: skip
         else:
             take_registers()
             consume(
-                sQ, sK, sV, sO, bars, map_address(o_map), LSE, sizes, scale, factor,
+                sQ, sK, sV, sO, sNotes, bars, map_address(o_map), LSE, sizes, scale, factor,
                 types.int32(role - 1), types.int32(tid & 127), mask_aux, range_aux, score_aux,
                 lengths, listed, dropout,
             )  # fmt: skip

@@ -2,7 +2,8 @@
 
 Every step starts two products - the scores of this key tile, and O += P V of the step before - and
 does the softmax of the scores while the second one runs. Nothing stops between query tiles: the
-first scores of the next are computed under the last O += P V of this one.
+first scores of the next are computed under the last O += P V of this one, and O leaves while the
+second ones are.
 """
 
 from functools import cache
@@ -11,11 +12,12 @@ from ..device.dropout import make_drop_weights
 from ..device.fragments import make_fragment_softmax, make_pack_weights
 from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
 from ..device.hopper.tma import bulk_wait_read
-from ..device.hopper.warpgroups import made_after, named_arrive, named_sync
+from ..device.hopper.warpgroups import named_arrive, named_sync
 from ..device.hopper.wgmma import make_add_product, make_multiply_tiles, make_operand, make_wait
 from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_full
-from .hopper_output import make_store_output
+from .hopper_notes import STOP, read_note, read_place, told
+from .hopper_output import ROWS, make_leave, make_leave_empty, row_of
 from .hopper_producer import make_next_stage
 from .hopper_scores import make_finish_scores
 from .hopper_tiles import HopperTiles
@@ -28,13 +30,41 @@ TURN, WARPGROUP, CONSUMERS = 1, 4, 7
 
 
 @cache
+def make_weigh(spec: Spec, tiles: HopperTiles, scale_first: bool, update):
+    """Room ``weigh(rS, state, tile, n_block, lane, LSE, scales, extra)``: scores become weights.
+
+    `state` is (row_max, row_sum, rScale), and True is given if O must be multiplied by rScale.
+    """
+    tile_m, tile_n, columns = tiles.tile_m, tiles.tile_n, tiles.tile_n // 4
+    is_partial = make_walk(spec, tile_m, tile_n)[-1]
+    finish_scores = make_finish_scores(spec, columns, scale_first)
+    drop_weights = make_drop_weights(spec.has_dropout, ROWS, columns, fragment=True)
+
+    @room
+    def weigh(rS, state, tile, n_block, lane, LSE, scales, extra):
+        mask_aux, range_aux, score_aux, listed, dropout = extra
+        row_max, row_sum, rScale = state
+        first_q = types.int32(tile.m_block * tile_m + lane[0])
+        first_k = types.int32(n_block * tile_n + lane[1])
+        finish_scores(
+            rS, is_partial(tile, n_block, listed), first_q, first_k, LSE.shape[2], tile.seqlen_k,
+            tile.batch, tile.head, scales[0], mask_aux, range_aux, score_aux,
+        )  # fmt: skip
+        grown = update(rS, row_max, row_sum, rScale, scales[1])
+        batch_head = tile.batch * LSE.shape[1] + tile.head
+        drop_weights(rS, first_q, first_k, batch_head, dropout)
+        return grown
+
+    return weigh
+
+
+@cache
 def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     """Room ``consume(...)`` of warpgroup `w`: 64 rows of the query tile."""
-    tile_m, tile_n, warpgroups = tiles.tile_m, tiles.tile_n, tiles.warpgroups
+    tile_n = tiles.tile_n
     columns, out_columns, steps = tile_n // 4, tiles.depth_v // 4, tile_n // 16
-    takers = 256  # one consumer that waits for its turn, one that gives it
     (q_here, q_done), (k_here, k_done), (v_here, v_done) = tiles.barriers.values()
-    turns_of, tile_of, step_of, next_key, _, is_partial = make_walk(spec, tile_m, tile_n)
+    next_key = make_walk(spec, tiles.tile_m, tile_n)[3]
     next_q, next_kv = make_next_stage(tiles.q_stages), make_next_stage(tiles.stages)
     multiply_scores = make_multiply_tiles(spec.dtype, tiles.q_tile, tiles.k_tile)
     add_values = make_add_product(spec.dtype, tile_n, tiles.v_tile)
@@ -43,191 +73,165 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     wait_first_scores = make_wait(0, tile_n // 2)
     wait_scores = make_wait(1, tile_n // 2)
     wait_values = make_wait(0, tiles.depth_v // 2, tile_n // 4)
-    finish_scores = make_finish_scores(spec, columns, scale_first)
     begin, clear, update, rescale, finish = make_fragment_softmax(columns, out_columns)
-    drop_weights = make_drop_weights(spec.has_dropout, 2, columns, fragment=True)
+    weigh = make_weigh(spec, tiles, scale_first, update)
     pack_weights = make_pack_weights(spec.dtype, steps)
     rows_of, clear_values = make_clear_values(tiles, spec.has_lengths)
-    store_output = make_store_output(spec.dtype, tiles)
-
-    @room
-    def row_of(tid):
-        return (tid >> 5) * 16 + ((tid & 31) >> 2)
+    leave = make_leave(spec.dtype, tiles, finish, WARPGROUP)
+    leave_empty = make_leave_empty(spec, tiles, leave)
+    late = tiles.depth_v <= 128  # else there are no registers for two tiles at a time
+    in_turns, warpgroups = tiles.in_turns, tiles.warpgroups
+    takers = 256  # one consumer that waits for its turn, one that gives it
 
     @room
     def take_turn(w):
-        named_sync(TURN + w, takers)
+        if in_turns:
+            named_sync(TURN + w, takers)
 
     @room
     def give_turn(w):
-        named_arrive(TURN + (w + 1) % warpgroups, takers)
-
-    @room
-    def weigh(rS, state, step, n_block, lane, LSE, scales, extra):
-        mask_aux, range_aux, score_aux, listed, dropout = extra
-        row_max, row_sum, rScale = state
-        first_q = types.int32(step.m_block * tile_m + lane[0])
-        first_k = types.int32(n_block * tile_n + lane[1])
-        finish_scores(
-            rS, is_partial(step, n_block, listed), first_q, first_k, LSE.shape[2], step.seqlen_k,
-            step.batch, step.head, scales[0], mask_aux, range_aux, score_aux,
-        )  # fmt: skip
-        grown = update(rS, row_max, row_sum, rScale, scales[1])
-        batch_head = step.batch * LSE.shape[1] + step.head
-        drop_weights(rS, first_q, first_k, batch_head, dropout)
-        return grown
+        if in_turns:
+            named_arrive(TURN + (w + 1) % warpgroups, takers)
 
     @room
     def advance(
-        rS, rP, acc_o, state, sQ, sK, sV, bars, places, rows, step, n_block, last, w, tid,
-        lane, LSE, scales, extra,
+        rS, rP, acc_o, state, old, sQ, sK, sV, sO, sNotes, bars, places, rows, tile, n_block,
+        number, fresh, leaving, last, w, tid, lane, o_map, LSE, scales, extra,
     ):  # fmt: skip
-        q_stage, k_stage, k_phase, v_stage, v_phase = places
-        clear_values(sV, bars, v_here + v_stage, v_phase, rows, CONSUMERS, 128 * w + tid)
-        q, k, v = by_rows(sQ), by_rows(sK), by_columns(sV)
+        q_stage, (k_stage, k_phase), (v_stage, v_phase) = places
+        row_max, row_sum, _ = state
+        old_max, old_sum = old
+        sV_now, v_bar = sV[v_stage, 0], v_here + v_stage
+        clear_values(sV_now, bars, v_bar, v_phase, rows, CONSUMERS, 128 * w + tid)
+        q, k, v = by_rows(sQ[q_stage, w]), by_rows(sK[k_stage, 0]), by_columns(sV_now)
         barrier_wait(bars, k_here + k_stage, k_phase)
-        barrier_wait(bars, v_here + v_stage, v_phase)
+        barrier_wait(bars, v_bar, v_phase)
         take_turn(w)
         multiply_scores(rS, q, k)
+        if late and leaving:  # O is the tile's before this one
+            give_turn(w)  # storing it takes a while
+            place = read_place(sNotes, number - (2 if fresh else 1))
+            leave(sO, acc_o, old_max, old_sum, o_map, LSE, scales[1], place, w, tid)
+            clear(acc_o)
         add_values(acc_o, rP, v)
-        give_turn(w)
+        if not (late and leaving):
+            give_turn(w)
+        if fresh:
+            for i in range(ROWS):
+                unroll_full()
+                old_max[i], old_sum[i] = row_max[i], row_sum[i]
+            begin(row_max, row_sum)
         wait_scores(rS)
-        if tid == 0:
+        if tid & 31 == 0:
             barrier_arrive(bars, k_done + k_stage)
             if last:
                 barrier_arrive(bars, q_done + q_stage)
-        grown = weigh(rS, state, step, n_block, lane, LSE, scales, extra)
-        # The tile is there since long: this holds the softmax ahead of the wait for O. Every warp
-        # says that it is past it: a tile loaded meanwhile would turn the parity, and it never ends.
-        _, row_sum, _ = state
-        barrier_wait(bars, v_here + v_stage, made_after(v_phase, row_sum[0] + row_sum[1]))
+        grown = weigh(rS, state, tile, n_block, lane, LSE, scales, extra)
         wait_values(acc_o, rP)
         if tid & 31 == 0:
             barrier_arrive(bars, v_done + v_stage)
         return grown
 
     @room
-    def leave(sO, acc_o, row_max, row_sum, rLse, o_map, LSE, factor, batch, head, m_block, w, tid):
-        first = types.int32(m_block * tile_m + 64 * w)
-        finish(row_max, row_sum, acc_o, rLse, factor)
-        store_output(sO, acc_o, o_map, first, head, batch, WARPGROUP + w, tid)
-        for i in range(2):  # last: the fence in `store_output` waits for all that was stored before
-            q_idx = types.int32(first + row_of(tid) + 8 * i)
-            if tid & 3 == 0 and q_idx < LSE.shape[2]:
-                LSE[types.uint32(batch), types.uint32(head), types.uint32(q_idx)] = rLse[i]
-
-    @room
     def consume(
-        sQ, sK, sV, sO, bars, o_map, LSE, sizes, scale, factor, w, tid,
+        sQ, sK, sV, sO, sNotes, bars, o_map, LSE, sizes, scale, factor, w, tid,
         mask_aux, range_aux, score_aux, lengths, listed, dropout,
     ):  # fmt: skip
         # Schedule
-        keys, turns = sizes[0], turns_of(LSE)
         lane = types.int32(64 * w + row_of(tid)), types.int32((tid & 3) * 2)
         scales, extra = (scale, factor), (mask_aux, range_aux, score_aux, listed, dropout)
-        q_stage = k_stage = v_stage = types.uint32(0)
-        q_phase = k_phase = v_phase = types.int32(0)
-        start = types.int32(0)
-        step = step_of(start, turns, start, LSE, keys, range_aux, lengths, listed)
-        any_step, empty, n_block = step.turn < turns, step.empty, step.n_block
-        rows = rows_of(step, n_block)
-
-        # Prologue: the scores of the first key tile
-        acc_o = cuda.local.array((2, out_columns), types.float32)
-        rS = cuda.local.array((2, columns), types.float32)
+        q_at = k_at = v_at = types.uint32(0), types.int32(0)  # stage, and parity of its barriers
+        number, leaving = types.uint32(0), False
+        acc_o = cuda.local.array((ROWS, out_columns), types.float32)
+        rS = cuda.local.array((ROWS, columns), types.float32)
         rP = cuda.local.array((steps, 4), types.uint32)
-        row_max = cuda.local.array(2, types.float32)
-        row_sum = cuda.local.array(2, types.float32)
-        old_max = cuda.local.array(2, types.float32)
-        old_sum = cuda.local.array(2, types.float32)
-        rScale = cuda.local.array(2, types.float32)
-        rLse = cuda.local.array(2, types.float32)
-        state = row_max, row_sum, rScale
-        begin(row_max, row_sum)
-        clear(acc_o)
+        row_max = cuda.local.array(ROWS, types.float32)
+        row_sum = cuda.local.array(ROWS, types.float32)
+        old_max = cuda.local.array(ROWS, types.float32)
+        old_sum = cuda.local.array(ROWS, types.float32)
+        rScale = cuda.local.array(ROWS, types.float32)
+        state, old = (row_max, row_sum, rScale), (old_max, old_sum)
+        begin(old_max, old_sum)
         if w == warpgroups - 1:
             give_turn(w)  # consumer 0 begins
-        if any_step:
-            barrier_wait(bars, q_here, 0)
+        barrier_wait(bars, q_here, 0)
+        tile = read_note(sNotes, number)
+
+        if tile.batch >= 0:
+            # Prologue: the scores of the first key tile
+            begin(row_max, row_sum)
+            clear(acc_o)
             barrier_wait(bars, k_here, 0)
             take_turn(w)
-            multiply_scores(rS, sQ[q_stage, w], sK[k_stage, 0])
+            multiply_scores(rS, sQ[0, w], sK[0, 0])
             give_turn(w)
-            n_block = next_key(step, step.n_block, listed)
+            rows, n_block = rows_of(tile, tile.n_block), next_key(tile, tile.n_block, listed)
             wait_first_scores(rS)
-            if tid == 0:
+            if tid & 31 == 0:
                 barrier_arrive(bars, k_done)
-                if n_block >= step.stop:
+                if n_block >= tile.stop:
                     barrier_arrive(bars, q_done)
-            k_stage, k_phase = next_kv(k_stage, k_phase)
-            weigh(rS, state, step, step.n_block, lane, LSE, scales, extra)
+            k_at = next_kv(k_at[0], k_at[1])
+            weigh(rS, state, tile, tile.n_block, lane, LSE, scales, extra)
             pack_weights(rP, rS)
 
-        going = any_step
-        while going:
-            # Mainloop: the other key tiles of this query tile
-            while n_block < step.stop:
-                after = next_key(step, n_block, listed)
-                grown = advance(
-                    rS, rP, acc_o, state, sQ[q_stage, w], sK[k_stage, 0], sV[v_stage, 0], bars,
-                    (q_stage, k_stage, k_phase, v_stage, v_phase), rows, step, n_block,
-                    after >= step.stop, w, tid, lane, LSE, scales, extra,
-                )  # fmt: skip
-                k_stage, k_phase = next_kv(k_stage, k_phase)
-                v_stage, v_phase = next_kv(v_stage, v_phase)
-                if grown:
-                    rescale(acc_o, rScale)
-                pack_weights(rP, rS)
-                rows, n_block = rows_of(step, n_block), after
+            while tile.batch >= 0:
+                # Mainloop: the other key tiles of this query tile
+                while n_block < tile.stop:
+                    after = next_key(tile, n_block, listed)
+                    grown = advance(
+                        rS, rP, acc_o, state, old, sQ, sK, sV, sO[w], sNotes, bars,
+                        (q_at[0], k_at, v_at), rows, tile, n_block, number, False, leaving,
+                        after >= tile.stop, w, tid, lane, o_map, LSE, scales, extra,
+                    )  # fmt: skip
+                    k_at, v_at = next_kv(k_at[0], k_at[1]), next_kv(v_at[0], v_at[1])
+                    leaving = False
+                    if grown:
+                        rescale(acc_o, rScale)
+                    pack_weights(rP, rS)
+                    rows, n_block = rows_of(tile, n_block), after
 
-            # The first key tile of the next query tile, beside the last O += P V of this one
-            turn = types.int32(step.turn + 1)
-            then = step_of(turn, turns, empty, LSE, keys, range_aux, lengths, listed)
-            going, empty = then.turn < turns, then.empty
-            if going:
-                q_stage, q_phase = next_q(q_stage, q_phase)
-                barrier_wait(bars, q_here + q_stage, q_phase)
-                for i in range(2):
-                    unroll_full()
-                    old_max[i], old_sum[i] = row_max[i], row_sum[i]
-                begin(row_max, row_sum)
-                n_block = next_key(then, then.n_block, listed)
-                advance(
-                    rS, rP, acc_o, state, sQ[q_stage, w], sK[k_stage, 0], sV[v_stage, 0], bars,
-                    (q_stage, k_stage, k_phase, v_stage, v_phase), rows, then, then.n_block,
-                    n_block >= then.stop, w, tid, lane, LSE, scales, extra,
-                )  # fmt: skip
-                k_stage, k_phase = next_kv(k_stage, k_phase)
-                v_stage, v_phase = next_kv(v_stage, v_phase)
-                leave(sO[w], acc_o, old_max, old_sum, rLse, o_map, LSE, factor,
-                      step.batch, step.head, step.m_block, w, tid)  # fmt: skip
+                # The first key tile of the next query tile, beside the last O += P V of this one
+                q_at = next_q(q_at[0], q_at[1])
+                number = types.uint32(number + 1)
+                barrier_wait(bars, q_here + q_at[0], q_at[1])
+                tile = read_note(sNotes, number)
+                if tile.batch >= 0:
+                    n_block = next_key(tile, tile.n_block, listed)
+                    advance(
+                        rS, rP, acc_o, state, old, sQ, sK, sV, sO[w], sNotes, bars,
+                        (q_at[0], k_at, v_at), rows, tile, tile.n_block, number, True, leaving,
+                        n_block >= tile.stop, w, tid, lane, o_map, LSE, scales, extra,
+                    )  # fmt: skip
+                    k_at, v_at = next_kv(k_at[0], k_at[1]), next_kv(v_at[0], v_at[1])
+                    leaving = True
+                    if not late:
+                        place = read_place(sNotes, number - 1)
+                        leave(sO[w], acc_o, old_max, old_sum, o_map, LSE, factor, place, w, tid)
+                        clear(acc_o)
+                    pack_weights(rP, rS)
+                    rows = rows_of(tile, tile.n_block)
+
+            # Epilogue: the last O += P V
+            sV_now, v_bar = sV[v_at[0], 0], v_here + v_at[0]
+            clear_values(sV_now, bars, v_bar, v_at[1], rows, CONSUMERS, 128 * w + tid)
+            barrier_wait(bars, v_bar, v_at[1])
+            if late and leaving:
+                place = read_place(sNotes, number - 2)
+                leave(sO[w], acc_o, old_max, old_sum, o_map, LSE, factor, place, w, tid)
                 clear(acc_o)
-                pack_weights(rP, rS)
-                rows, step = rows_of(then, then.n_block), then
-
-        # Epilogue: the last O += P V, and query tiles that see no key
-        if any_step:
-            clear_values(
-                sV[v_stage, 0], bars, v_here + v_stage, v_phase, rows, CONSUMERS, 128 * w + tid
-            )
-            barrier_wait(bars, v_here + v_stage, v_phase)
-            add_values(acc_o, rP, sV[v_stage, 0])
+            add_values(acc_o, rP, sV_now)
             wait_values(acc_o, rP)
-            leave(sO[w], acc_o, row_max, row_sum, rLse, o_map, LSE, factor,
-                  step.batch, step.head, step.m_block, w, tid)  # fmt: skip
-        if empty > 0:
+            place = read_place(sNotes, number - 1)
+            leave(sO[w], acc_o, row_max, row_sum, o_map, LSE, factor, place, w, tid)
+
+        if told(sNotes, number, STOP) > 0:  # query tiles that see no key
             clear(acc_o)
             begin(row_max, row_sum)
-            turn = start
-            while turn < turns:
-                seeing = step_of(turn, turns, start, LSE, keys, range_aux, lengths, listed)
-                while turn < seeing.turn:
-                    batch, head, m_block = tile_of(turn, LSE)
-                    if batch < LSE.shape[0]:
-                        leave(sO[w], acc_o, row_max, row_sum, rLse, o_map, LSE, factor,
-                              batch, head, m_block, w, tid)  # fmt: skip
-                    turn = types.int32(turn + 1)
-                turn = types.int32(seeing.turn + 1)
+            leave_empty(
+                sO[w], acc_o, row_max, row_sum, o_map, LSE, sizes[0], factor, w, tid, range_aux,
+                lengths, listed,
+            )  # fmt: skip
         if tid == 0:
             bulk_wait_read()
 

@@ -1,11 +1,15 @@
-"""The producer's story: one thread that keeps the copy engine ahead of the consumers."""
+"""The producer's story: one thread that walks over the tiles and copies, ahead of the consumers.
+
+With each Q tile it leaves a note of what that is (`hopper_notes`). Nobody else walks.
+"""
 
 from functools import cache
 
-from ..device.hopper.mbarrier import barrier_expect, barrier_wait
+from ..device.hopper.mbarrier import barrier_arrive, barrier_expect, barrier_wait
 from ..device.hopper.tma import tensor_load
 from ..device.numba_cuda import room, types
 from ..device.unroll import unroll_none
+from .hopper_notes import write_end, write_note
 from .hopper_tiles import HopperTiles
 from .hopper_walk import make_walk
 from .spec import Spec
@@ -64,25 +68,30 @@ def make_producer(spec: Spec, tiles: HopperTiles):
     they multiply P by this V tile. The next query tile's Q comes as soon as there is room.
     """
     tile_m, tile_n = tiles.tile_m, tiles.tile_n
+    q_here, q_done = tiles.barriers["q"]
     turns_of, _, step_of, _, next_step, _ = make_walk(spec, tile_m, tile_n)
     next_q, next_kv = make_next_stage(tiles.q_stages), make_next_stage(tiles.stages)
     load_q, load_k, load_v = (make_load(tiles, name) for name in "qkv")
 
     @room
-    def produce(sQ, sK, sV, bars, q_map, k_map, v_map, LSE, sizes, range_aux, lengths, listed):
+    def produce(
+        sQ, sK, sV, sNotes, bars, q_map, k_map, v_map, LSE, sizes, range_aux, lengths, listed
+    ):
         keys, group = sizes
         turns = turns_of(LSE)
         q_stage = k_stage = v_stage = types.uint32(0)
         q_phase = k_phase = v_phase = types.int32(0)
-        start = types.int32(0)
+        start = number = types.int32(0)
         step = step_of(start, turns, start, LSE, keys, range_aux, lengths, listed)
         if step.turn < turns:
             first = step.n_block * tile_n
             load_k(sK, bars, k_map, k_stage, k_phase, first, step.head // group, step.batch)
             k_stage, k_phase = next_kv(k_stage, k_phase)
+            write_note(sNotes, number, step)
             first = step.m_block * tile_m
             load_q(sQ, bars, q_map, q_stage, q_phase, first, step.head, step.batch)
             q_stage, q_phase = next_q(q_stage, q_phase)
+            number = types.int32(1)
         while step.turn < turns:
             unroll_none()
             after = next_step(step, turns, LSE, keys, range_aux, lengths, listed)
@@ -94,9 +103,15 @@ def make_producer(spec: Spec, tiles: HopperTiles):
             load_v(sV, bars, v_map, v_stage, v_phase, first, step.head // group, step.batch)
             v_stage, v_phase = next_kv(v_stage, v_phase)
             if after.turn < turns and after.turn != step.turn:
+                barrier_wait(bars, q_done + q_stage, q_phase ^ 1)
+                write_note(sNotes, number, after)
                 first = after.m_block * tile_m
                 load_q(sQ, bars, q_map, q_stage, q_phase, first, after.head, after.batch)
                 q_stage, q_phase = next_q(q_stage, q_phase)
+                number = types.int32(number + 1)
             step = after
+        barrier_wait(bars, q_done + q_stage, q_phase ^ 1)
+        write_end(sNotes, number, step.empty)
+        barrier_arrive(bars, q_here + q_stage)
 
     return produce

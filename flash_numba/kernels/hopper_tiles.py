@@ -7,11 +7,6 @@ from ..problem import Problem
 from .spec import padded
 
 ALIGNMENT = 1024
-REGISTERS = {2: (24, 240), 3: (32, 160)}
-"""Registers of a producer's and of a consumer's thread, by consumer warpgroups.
-
-65,536 registers are there for all warpgroups together, the producer's included.
-"""
 
 
 class HopperTiles(NamedTuple):
@@ -33,6 +28,8 @@ class HopperTiles(NamedTuple):
         Panels of O that leave at a time.
     panel : int
         Columns of a line in shared memory, 64 or 32.
+    in_turns : bool
+        Whether consumers start their products one after the other.
     """
 
     depth: int
@@ -43,6 +40,7 @@ class HopperTiles(NamedTuple):
     q_stages: int = 2
     o_panels: int = 1
     panel: int = 64
+    in_turns: bool = False
 
     @property
     def tile_m(self) -> int:
@@ -53,6 +51,13 @@ class HopperTiles(NamedTuple):
     def threads(self) -> int:
         """Threads of a block."""
         return 128 * (1 + self.warpgroups)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a consumer's thread; 65,536 are there for all."""
+        if self.warpgroups == 3:
+            return 32, 160
+        return (40, 232) if self.tile_n <= 128 else (24, 240)
 
     @property
     def q_tile(self) -> SwizzledTile:
@@ -105,20 +110,23 @@ def hopper_tiles(problem: Problem) -> HopperTiles:
     panel = 32 if 64 < widest <= 96 else 64
     depth, depth_v = padded(problem.head_dim, panel), padded(problem.head_dim_v, panel)
     panels = depth_v // panel
+    wide = widest > 128
     if problem.dropout_p > 0 or problem.score_mods:  # their registers want smaller tiles
-        return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel)
+        return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel, wide)
+    if widest <= 64 and problem.key_lengths is not None:
+        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
     # 192 query rows waste less of the exponentials' time, but more of a short causal triangle: a
     # third more scores than 128 at 1,024 queries, 11 % at 2,048, 9 % at 4,096, 3 % at 8,192. Tiles
     # of 64 columns are small: more of them under way bridge a short sequence's changes of head.
-    short = problem.range_mask is not None and problem.seqlen_q <= 1024
-    if widest <= 64 and problem.key_lengths is not None:
-        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
-    if widest <= 64 and short:
-        return HopperTiles(depth, depth_v, 128, 2, 4, 2, panels, panel)
+    if widest <= 64 and problem.range_mask is not None and problem.seqlen_q <= 1024:
+        return HopperTiles(depth, depth_v, 128, 2, 4, 2, panels, panel, True)
     if widest <= 64:
-        return HopperTiles(depth, depth_v, 128, 3, 3, 2, panels, panel)
+        return HopperTiles(depth, depth_v, 128, 3, 3, 2, panels, panel, True)
+    # What a step costs beside its products is spread over more keys, and there is room for one Q
+    # only: it pays where a query tile has many steps, and no mask asks for narrow tiles.
+    all_seen = problem.visibility is None and problem.key_lengths is None
+    if 96 < widest <= 128 and all_seen and problem.seqlen_k >= 4096:
+        return HopperTiles(depth, depth_v, 176, 2, 2, 1, 1, panel)
     if widest <= 128:
         return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
-    if widest <= 192:
-        return HopperTiles(depth, depth_v, 96, 2, 2, 1, 1, panel)
-    return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel)
+    return HopperTiles(depth, depth_v, 96 if widest <= 192 else 64, 2, 2, 1, 1, panel, wide)

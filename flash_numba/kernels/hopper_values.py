@@ -15,8 +15,7 @@ def make_clear_values(tiles: HopperTiles, has_lengths: bool):
     The copy engine fills in zeros behind the end of a tensor. Where a sequence ends earlier
     (`has_lengths`), whatever the caller left there has come along, and 0 times NaN is NaN. All
     consumers together overwrite those rows - from `rows` on - with zeros, and meet at named barrier
-    `barrier`, once the tile has come (barrier `bar` of `bars`). None may hold the turn to
-    multiply meanwhile.
+    `barrier`, once the tile has come (barrier `bar` of `bars`).
     """
     tile_n, panels, panel = tiles.tile_n, tiles.v_tile.panels, tiles.panel
     threads = tiles.threads - 128

@@ -240,7 +240,8 @@ for traffic, who in (("bulk", "copy engine"), ("wgmma", "tensor cores"), ("", "t
 #
 # ## Read the producer
 #
-# It waits only for room. K runs a tile ahead of V, because the consumers need it so.
+# It waits only for room. K runs a tile ahead of V, because the consumers need it so. It alone walks
+# over the tiles, and leaves a note of each query tile for them.
 
 # %%
 from flash_numba.kernels import hopper_consumer, hopper_producer
@@ -253,12 +254,13 @@ print(source[source.index("        while step.turn") : source.index("    return 
 #
 # Two products are started, and neither is waited for at once: S of the *next* key tile, and O += PV
 # of *this* one. Find the softmax (`weigh`): it stands between the two waits, so it runs while PV
-# does. The two lines with `turn` let consumers start their products one after the other: one's
-# softmax then runs under the other's products.
+# does. Between the two products stands what is `leaving`: O of the query tile before this one,
+# whose last PV was computed a step ago. Where there are turns, the lines with `turn` let consumers
+# start their products one after the other: one's softmax then runs under the other's products.
 
 # %%
 source = inspect.getsource(hopper_consumer.make_consumer)
-print(source[source.index("    def advance") : source.index("    @room\n    def leave")])
+print(source[source.index("    def advance") : source.index("    @room\n    def consume(")])
 
 # %% [markdown]
 # Registers of a product that runs belong to the tensor cores. `wait_scores(rS)` hands them back;
