@@ -79,11 +79,11 @@ show(figure, text)
 # and gives the rest away.
 
 # %%
-from flash_numba.kernels.hopper_tiles import REGISTERS, hopper_tiles
+from flash_numba.kernels.hopper_tiles import hopper_tiles
 
 for d in (64, 128):
     tiles = hopper_tiles(Problem(4096, 4096, d, dtype="fp16"))
-    few, many = REGISTERS[tiles.warpgroups]
+    few, many = tiles.registers
     registers = 128 * (few + tiles.warpgroups * many)
     print(
         f"d={d:3}: {tiles.warpgroups} consumers, tile {tiles.tile_m}x{tiles.tile_n}, "
@@ -236,7 +236,7 @@ for traffic, who in (("bulk", "copy engine"), ("wgmma", "tensor cores"), ("", "t
     print(f"{who:12} {moved:8,} bytes, {moved / report.count('shared').bytes:4.0%}")
 
 # %% [markdown]
-# What threads store is O, on its way out.
+# What threads store is O, on its way out; what they load are the producer's notes, below.
 #
 # ## Read the producer
 #
