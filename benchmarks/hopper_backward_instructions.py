@@ -32,7 +32,12 @@ from flash_numba.device.hopper.sums import add4_global, bulk_load, store_pair_gl
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import map_address, tensor_load
 from flash_numba.device.hopper.warpgroups import make_meeting
-from flash_numba.device.hopper.wgmma import make_multiply_columns, make_multiply_rows, make_wait
+from flash_numba.device.hopper.wgmma import (
+    make_multiply_columns,
+    make_multiply_rows,
+    make_operands,
+    make_wait,
+)
 from flash_numba.device.numba_cuda import cuda, kernel, types
 from flash_numba.device.ptx import shared_tile
 from flash_numba.device.unroll import unroll_full
@@ -44,18 +49,20 @@ A, B = SwizzledTile(64, 128), SwizzledTile(ROWS, 128)
 PANEL = 1
 KEYS, HALF = SwizzledTile(64, 64), SwizzledTile(64, 128)
 sync, arrive = make_meeting(3, 64)
-PRODUCT_BYTES, ROWS_BYTES = 2 * (2 * A.size + B.size), 2 * (KEYS.size + HALF.size)
+PRODUCT_BYTES, ROWS_BYTES = 2 * (A.bytes + B.bytes), 2 * (KEYS.size + HALF.size)
 TIMEOUT = 45
 """Seconds of a case, compiling included."""
 
 
 @cache
 def make_product(dtype: str, panel: int):
-    """``C = A.T @ B.T`` of the 64 columns of panel `panel` of a (128, 128) A and some rows of B."""
+    """``C = A.T @ B.T``: 64 columns, panel `panel`, of a (128, 128) A; rows of the second B."""
     multiply_columns = make_multiply_columns(dtype, A, 2, B, COLUMNS)
     wait = make_wait(0, COLUMNS // 2)
-    a_shape, b_shape, b_at = (2, *A.shape), B.shape, 2 * A.size
-    size, columns = PRODUCT_BYTES, COLUMNS // 4
+    first_a, by_columns = make_operands(A.by_columns())
+    first_b, by_rows = make_operands(B.by_rows(), B.bytes)
+    a_shape, b_shape, b_at = (2, *A.shape), (2, *B.shape), 2 * A.size
+    size, columns = 2 * A.bytes + B.bytes, COLUMNS // 4
 
     @kernel(128)
     def product(a_map, b_map, out):
@@ -68,14 +75,15 @@ def make_product(dtype: str, panel: int):
             fence_barrier_init()
             barrier_expect(bars, 0, size)
             for p in range(2):
-                tensor_load(sB[p], map_address(b_map), 64 * p, 0, 0, 0, bars, 0)
+                tensor_load(sB[1, p], map_address(b_map), 64 * p, 0, 0, 0, bars, 0)
                 for part in range(2):
                     place = sA[part, p]
                     tensor_load(place, map_address(a_map), 64 * p, 64 * part, 0, 0, bars, 0)
         cuda.syncthreads()
         barrier_wait(bars, 0, 0)
         acc = cuda.local.array((2, columns), types.float32)
-        multiply_columns(acc, sA[:, panel], sB[:, FIRST:])
+        a, b = by_columns(first_a(sA[:, panel]), 0), by_rows(first_b(sB[:, :, FIRST:]), 1)
+        multiply_columns(acc, a, b)
         wait(acc)
         for i in range(2):
             unroll_full()
@@ -178,7 +186,7 @@ def cases() -> dict[str, Case]:
                 for shape in ((1, 128, 1, 128), (1, ROWS, 1, 128))
             )
             out = np.full((128, 2, COLUMNS // 4), np.nan, np.float32)
-            covers = "make_multiply_columns make_wait"
+            covers = "make_multiply_columns make_operands make_wait"
             found[f"product {dtype} {kind}"] = Case(
                 make_product(dtype, PANEL), covers, (a, b), (out,), 1, 128, PRODUCT_BYTES, maps=True
             )

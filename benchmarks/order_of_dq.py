@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
+from flash_numba.kernels.hopper_backward_tiles import heads_at_once
+from flash_numba.problem import Problem as Attention
 from flash_numba.tiling import ceil_div
 
 MULTIPROCESSORS = 132
@@ -21,8 +23,6 @@ HANDOVER = 0.7
 """From an addition until the next key tile may add: assumed, some microsecond over L2."""
 BETWEEN = 1.0
 """From a key tile's last step to the next one's first: assumed."""
-KEY_TILES_AT_ONCE = 32
-"""Of a head, if there are as many; as in `hopper_backward`."""
 ORDERS = "none", "ascending", "descending", "ascending, last query first"
 """Key tiles add as they come; from the first on; from the last on; from the first on, each starting
 with the last query tile. They are taken in that order too, the first one first if there is none."""
@@ -51,7 +51,10 @@ class Problem(NamedTuple):
     def work(self, order: str) -> Iterator[tuple[int, list[int]]]:
         """Head and query tiles of each key tile, in the order in which blocks take them."""
         key_tiles, query_tiles = (ceil_div(self.seqlen, n) for n in (self.tile_n, self.tile_m))
-        at_once = ceil_div(MULTIPROCESSORS, min(key_tiles, KEY_TILES_AT_ONCE))
+        batch, num_heads = TOKENS // self.seqlen, HIDDEN // self.head_dim
+        sizes = self.seqlen, self.seqlen, self.head_dim
+        whole = Attention(*sizes, batch=batch, num_heads=num_heads, causal=True)
+        at_once = heads_at_once(whole, self.tile_n, MULTIPROCESSORS)
         for first_head in range(0, self.heads, at_once):
             for number in range(key_tiles):
                 n_block = key_tiles - 1 - number if order == "descending" else number

@@ -116,7 +116,8 @@ def normal(*shape, dtype="fp32") -> np.ndarray:
 def padded(rung: str, part: str, n: int, m: int):
     """O, lse and gradients of two sequences of `n` queries and `m` keys."""
     if part == "fast":
-        m += hopper_backward_fast.FEW * HopperBackwardTiles.tile_n  # with fewer it is not fast
+        few = hopper_backward_fast.FEW_MASKED  # with as many key tiles it is not fast
+        m += few * HopperBackwardTiles.tile_n
     listed = masks.Mask("stripes", stripes, (32,))
     blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative

@@ -17,7 +17,11 @@ from flash_numba.arrays import contiguous
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.kernels import hopper, hopper_backward
 from flash_numba.kernels.hopper_backward_rows import THREADS, make_prepare, make_round
-from flash_numba.kernels.hopper_backward_tiles import HopperBackwardTiles, WideBackwardTiles
+from flash_numba.kernels.hopper_backward_tiles import (
+    HopperBackwardTiles,
+    WideBackwardTiles,
+    heads_at_once,
+)
 from flash_numba.kernels.spec import padded
 from flash_numba.problem import Problem
 from simulator import theory
@@ -61,7 +65,7 @@ def backward(
     gradients = {name: blank(x.shape, q.dtype) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     dq = stored(gradients["dq"])
     kernel = make_prepare(problem.dtype, problem.head_dim_v, tiles, True, False, ordered)
-    turns = np.full((problem.batch, problem.num_heads, m_blocks), -7, np.int32)
+    turns = np.full((problem.batch, problem.num_heads, 2 * m_blocks), -7, np.int32)
     ticket = np.full(1, -7, np.int32)
     given = stored(out), stored(dout), lse, (), rows, sums, (dq,), turns, ticket
     launch(kernel, blocks, THREADS, 0, given)
@@ -136,10 +140,18 @@ def test_sums_that_are_added_as_they_come(wide):
     check_gradients(*random_problem(**CASES["causal-gqa"]), ordered=False, wide=wide)
 
 
-@pytest.mark.parametrize(("seqlen_k", "asked"), [(2048, [True] * 3), (2049, [True, True, False])])
-def test_who_does_not_mind_the_order_gets_the_faster_form(monkeypatch, seqlen_k, asked):
+@pytest.mark.parametrize(
+    ("seqlen_k", "causal", "asked"),
+    [
+        (512, False, [True] * 3),
+        (513, False, [True, True, False]),
+        (1024, True, [True] * 3),
+        (1025, True, [True, True, False]),
+    ],
+)
+def test_who_does_not_mind_the_order_gets_the_faster_form(monkeypatch, seqlen_k, causal, asked):
     """Few key tiles do not repay the passes before and after."""
-    problem, found = Problem(64, seqlen_k, 64, dtype="fp16"), []
+    problem, found = Problem(64, seqlen_k, 64, dtype="fp16", causal=causal), []
     tensor = contiguous(1 << 20, problem.shapes["q"], "fp16")
     lse = contiguous(1 << 20, problem.shapes["lse"], "fp32")
     given = *[tensor] * 4, lse, *[tensor] * 4, None
@@ -150,6 +162,14 @@ def test_who_does_not_mind_the_order_gets_the_faster_form(monkeypatch, seqlen_k,
     for wish in (None, True, False):
         hopper_rung.wished(wish).functions("backward").backward(problem, *given)
     assert found == asked
+
+
+@pytest.mark.parametrize(
+    ("heads", "causal", "at_once"), [(16, False, 5), (16, True, 4), (32, True, 4), (13, True, 5)]
+)
+def test_no_small_group_of_heads_is_left_under_a_mask(heads, causal, at_once):
+    problem = Problem(16384, 16384, 128, num_heads=heads, dtype="fp16", causal=causal)
+    assert heads_at_once(problem, 128, 132) == at_once
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -1,4 +1,4 @@
-"""Hopper backward: one kernel for dQ, dK and dV; a producer, two consumers, and a keeper of turns.
+"""Hopper backward: one kernel for dQ, dK and dV; a producer, two consumers, and keepers of turns.
 
 A block takes one tile of 128 keys after another. K and V stay in shared memory and dK and dV in the
 registers of two *consumers*, warpgroups with 64 keys each, while the queries come by: one thread,
@@ -43,6 +43,7 @@ from .hopper_backward_rows import THREADS, make_prepare, make_round
 from .hopper_backward_tiles import (
     BackwardTiles,
     WideBackwardTiles,
+    heads_at_once,
     hopper_backward_tiles,
 )
 from .hopper_backward_turns import make_keep_turns
@@ -53,8 +54,6 @@ from .tensor_core_tiles import allows_chunks
 
 ALL = True, True, True
 """dQ, dK and dV are wanted."""
-KEY_TILES_AT_ONCE = 32
-"""Key tiles of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
 
 
 @cache
@@ -84,8 +83,8 @@ def make_backward(
         Ticket, sizes, scale, factor, mask_aux, range_aux, score_aux, lengths, listed, dropout)``:
         `TensorMap` of (batch, seqlen, heads, columns) tensors, boxes of tile_m queries and of 64
         keys; `Rows` and `Sums` as `hopper_backward_rows.make_prepare` leaves them; dQ (batch,
-        seqlen_q, num_heads, head_dim) is written if `ordered`; `Turns` (batch, num_heads, query
-        tiles) and `Ticket` (1,) int32, zero; `sizes` as `sizes_of` says.
+        seqlen_q, num_heads, head_dim) is written if `ordered`; `Turns` (batch, num_heads,
+        2 * query tiles) and `Ticket` (1,) int32, zero; `sizes` as `sizes_of` says.
 
     Notes
     -----
@@ -102,16 +101,18 @@ def make_backward(
     v_at, q_at, do_at, ds_at, rows_at = tiles.offsets
     k_shape, v_shape = (2, *tiles.k_tile.shape), (2, *tiles.v_tile.shape)
     q_shape, do_shape = (stages, *tiles.q_tile.shape), (stages, *tiles.do_tile.shape)
-    ds_shape, rows_shape = (2, *tiles.ds_tile.shape), (stages, 2 * tiles.tile_m)
+    places, ds_rows = tiles.ds_places, tiles.ds_tile.rows
+    ds_shape, rows_shape = (places, *tiles.ds_tile.shape), (stages, 2 * tiles.tile_m)
     numbers_shape, t_shape = (
         (stages, 2, tiles.tile_m // 8, 4, 2),
-        (2, 2, tiles.ds_tile.rows // 16, 16, 64),
+        (places, 2, ds_rows // 16, 16, 64),
     )
-    out_shape, blocks_shape = (2, 2, tiles.ds_tile.rows, 32), (BLOCKS, BLOCK_NUMBERS)
+    out_shape, blocks_shape = (2, 2, ds_rows, 32), (BLOCKS, BLOCK_NUMBERS)
     first_done = tiles.barriers["q done"]
     here_bars, keys_done = first_done, tiles.barriers["keys done"]
     all_bars, step_shape = keys_done + 1, (2 * stages, STEP_NUMBERS)
-    readers = 3 if ordered else 2  # of the steps' numbers; the third keeps the turns
+    warps = 4 * tiles.warpgroups  # each says for itself that it is done with the rows' numbers
+    readers = warps + 2 if ordered else warps  # and of the steps' numbers; two keep the turns
 
     @kernel(threads, 1)
     def hopper_backward(
@@ -153,8 +154,8 @@ def make_backward(
                     map_address(do_map), map_address(k_map), map_address(v_map), Rows, Ticket,
                     sizes, range_aux, lengths, listed,
                 )  # fmt: skip
-            if ordered and tid // 32 == 1:
-                keep_turns(sSteps, sBlocks, bars, Turns, tid & 31)
+            if ordered and 32 <= tid < 96:
+                keep_turns(sSteps, sBlocks, bars, Turns, types.int32((tid >> 5) - 1), tid & 31)
         else:
             take_registers()
             consume(
@@ -183,7 +184,7 @@ def workspace_with(tiles: BackwardTiles, problem: Problem) -> tuple[int, int, in
     """The parts that the kernel itself needs, with given tiles."""
     blocks = _query_tiles(problem, tiles)
     rows, sums = 8 * blocks * tiles.tile_m, 4 * blocks * tiles.tile_m * tiles.depth
-    return padded(rows, 16), padded(sums, 16), padded(4 * (blocks + 1), 16)
+    return padded(rows, 16), padded(sums, 16), padded(4 * (2 * blocks + 1), 16)
 
 
 def _query_tiles(problem: Problem, tiles: BackwardTiles) -> int:
@@ -232,9 +233,9 @@ def backward_with(
     at_rows, at_sums, at_turns = parts_of(memory, workspace_with(tiles, problem))
     rows = contiguous(at_rows, (blocks, 2 * tiles.tile_m), "fp32")
     sums = contiguous(at_sums, (blocks, tiles.tile_m * tiles.depth), "fp32")
-    turns = problem.batch, problem.num_heads, ceil_div(problem.seqlen_q, tiles.tile_m)
+    turns = problem.batch, problem.num_heads, 2 * ceil_div(problem.seqlen_q, tiles.tile_m)
     turns = contiguous(at_turns, turns, "int32")
-    ticket = contiguous(at_turns + 4 * blocks, (1,), "int32")
+    ticket = contiguous(at_turns + 8 * blocks, (1,), "int32")
 
     given = () if dlse is None else (DeviceArray.of(dlse),)
     kinds = allows_chunks(out) and allows_chunks(dout), dlse is not None, ordered
@@ -246,8 +247,7 @@ def backward_with(
     boxes = (q, tiles.tile_m), (dout, tiles.tile_m), (k, 64), (v, 64), (dk or k, 64), (dv or v, 64)
     maps = [TensorMap(x._replace(dtype=problem.dtype), count, tiles.panel) for x, count in boxes]
     scale_first, scale, factor = factors(problem)
-    at_once = heads_at_once(ceil_div(problem.seqlen_k, tiles.tile_n))
-    sizes = sizes_of(problem, tiles, at_once)
+    sizes = sizes_of(problem, tiles, heads_at_once(problem, tiles.tile_n, multiprocessors()))
     arguments = (*maps, rows, sums, dq or q, turns, ticket, sizes, scale, factor)
     arguments += extra_arguments(problem, tiles.tile_m, tiles.tile_n)
     kernel = make_backward(backward_spec(problem), tiles, scale_first, wants, ordered)
@@ -271,11 +271,6 @@ def sizes_of(problem: Problem, tiles: BackwardTiles, at_once: int) -> tuple[int,
     sizes = all_heads * key_tiles, problem.num_heads, problem.num_kv_heads, problem.group
     sizes += problem.seqlen_q, problem.seqlen_k, all_heads, at_once
     return *sizes, query_tiles, key_tiles
-
-
-def heads_at_once(key_blocks: int) -> int:
-    """kv heads that are worked on side by side, so that all multiprocessors have key tiles."""
-    return ceil_div(multiprocessors(), max(1, min(key_blocks, KEY_TILES_AT_ONCE)))
 
 
 def counted_as(problem: Problem) -> tuple[str, int, int]:

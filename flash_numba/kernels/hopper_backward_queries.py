@@ -87,7 +87,7 @@ def make_add_queries(dtype: str, tiles: BackwardTiles, wants_dq: bool, ordered: 
             put_sums(Sums, place, w, tid, rdQ)
         elif wants_dq:
             add_sums(Sums, place, w, tid, rdQ)
-        end_turn()
+        end_turn(w)
 
     return add_queries
 

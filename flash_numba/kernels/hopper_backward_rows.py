@@ -77,11 +77,10 @@ def make_prepare(
         block, batch, head, m_block = query_tile_of(seqlen_q, num_heads)
         gO, gdO = O[batch, :, head], dO[batch, :, head]
         in_row, first_place = types.int32(tid % ROW_THREADS), types.int32(tid // ROW_THREADS)
-        if tid == 0:
-            if ordered:
-                Turns[batch, head, m_block] = 0
-            if block == 0:
-                Ticket[0] = 0
+        if ordered and tid < 2:
+            Turns[batch, head, 2 * m_block + tid] = 0
+        if tid == 0 and block == 0:
+            Ticket[0] = 0
         if not ordered:
             zero = types.float32(0)
             for place in range(4 * tid, size, 4 * THREADS):

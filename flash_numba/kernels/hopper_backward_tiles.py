@@ -1,16 +1,20 @@
-"""Tile sizes of the Hopper backward kernel, and where things lie in a block's shared memory."""
+"""Tile sizes of the Hopper backward kernel, where things lie in a block, and what is worked on."""
 
 from typing import NamedTuple
 
 from ..device.hopper.layouts import SwizzledTile
 from ..problem import Problem
+from ..tiling import ceil_div
 from .spec import padded
 
 NARROW = 128
 """Up to this head dimension dK and dV of 64 keys fit into the registers of a warpgroup."""
 
-FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {96: 1.0, 128: 1.01}}
+FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {128: 1.0, 96: 1.1}}
 """Queries of a tile without a mask, and what a query costs in it; by the wider head dimension."""
+
+KEY_TILES_AT_ONCE = 32
+"""Key tiles of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
 
 
 class HopperBackwardTiles(NamedTuple):
@@ -23,7 +27,7 @@ class HopperBackwardTiles(NamedTuple):
     tile_m : int
         Queries of a tile, a multiple of 16.
     stages : int
-        Q tiles, and dO tiles, that may be in shared memory; at least two.
+        Q tiles, and dO tiles, that may be in shared memory: two.
     """
 
     depth: int
@@ -32,6 +36,8 @@ class HopperBackwardTiles(NamedTuple):
     stages: int = 2
 
     warpgroups, tile_n, threads, panel = 2, 128, 384, 64
+    ds_places = 3
+    """Tiles of dS in shared memory: one that is written, and two that may still be read."""
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -79,7 +85,7 @@ class HopperBackwardTiles(NamedTuple):
         q_at = v_at + 2 * self.v_tile.size
         do_at = q_at + self.stages * self.q_tile.size
         ds_at = do_at + self.stages * self.do_tile.size
-        return v_at, q_at, do_at, ds_at, ds_at + 2 * self.ds_tile.size
+        return v_at, q_at, do_at, ds_at, ds_at + self.ds_places * self.ds_tile.size
 
     @property
     def shared_bytes(self) -> int:
@@ -195,10 +201,27 @@ def hopper_backward_tiles(problem: Problem) -> BackwardTiles:
     busy = problem.dropout_p > 0 or problem.score_mods or problem.softmax_scale <= 0
     if busy:  # their registers want smaller tiles
         return HopperBackwardTiles(depth, depth_v, 32 if widest == 128 else 64)
-    masked = problem.visibility is not None or problem.block_mask is not None
-    if masked:
+    if is_masked(problem):
         return HopperBackwardTiles(depth, depth_v, 64 if widest == 128 else 128)
     # A tile counts whole, also where the sequence ends within it.
     choices = FULL_TILES[widest]
     tile_m = min(choices, key=lambda rows: padded(problem.seqlen_q, rows) * choices[rows])
     return HopperBackwardTiles(depth, depth_v, tile_m)
+
+
+def is_masked(problem: Problem) -> bool:
+    """Whether key tiles may be of different lengths, or cut."""
+    return problem.visibility is not None or problem.block_mask is not None
+
+
+def heads_at_once(problem: Problem, tile_n: int, blocks: int) -> int:
+    """kv heads that are worked on side by side, so that `blocks` blocks have key tiles.
+
+    With a mask, if it can be, no smaller group of heads is left for the end, whose longest key
+    tiles would be worked on alone.
+    """
+    heads = problem.batch * problem.num_kv_heads
+    key_tiles = ceil_div(problem.seqlen_k, tile_n)
+    most = ceil_div(blocks, max(1, min(key_tiles, KEY_TILES_AT_ONCE)))
+    even = [count for count in range(most, most // 2, -1) if heads % count == 0]
+    return even[0] if even and is_masked(problem) else most

@@ -26,7 +26,7 @@ def make_start_barriers(tiles: WideBackwardTiles, ordered: bool):
     """Room ``start_barriers(bars, tid)``: initialised, and all threads know it."""
     stages, bars_of = tiles.stages, tiles.barriers
     q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
-    q_readers = 3 if ordered else 2  # of the steps' numbers too; the third keeps the turns
+    q_readers = 4 if ordered else 2  # of the steps' numbers too; two of them keep the turns
 
     @room
     def start_barriers(bars, tid):
@@ -102,8 +102,8 @@ def make_wide_backward(
                     map_address(do_map), map_address(k_map), map_address(v_map), Rows, Ticket,
                     sizes, range_aux, lengths, listed,
                 )  # fmt: skip
-            if ordered and tid // 32 == 1:
-                keep_turns(sSteps, sBlocks, bars, Turns, tid & 31)
+            if ordered and 32 <= tid < 96:
+                keep_turns(sSteps, sBlocks, bars, Turns, types.int32((tid >> 5) - 1), tid & 31)
         elif role == 1:
             take_registers()
             consume_values(

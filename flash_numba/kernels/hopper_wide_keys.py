@@ -18,7 +18,6 @@ from ..device.hopper.wgmma import (
 from ..device.numba_cuda import cuda, room, types
 from ..device.scores import make_scale_scores
 from ..device.unroll import unroll_none
-from .hopper_backward_consumer import make_next
 from .hopper_backward_output import meet_consumers
 from .hopper_backward_producer import BLOCK, END, FIRST, M_BLOCK, make_slot_of
 from .hopper_backward_queries import make_add_queries
@@ -30,6 +29,7 @@ from .hopper_wide_rooms import (
     STEPS,
     make_begin_keys,
     make_end_keys,
+    make_next,
     times_weights,
     wait_for_weights,
 )

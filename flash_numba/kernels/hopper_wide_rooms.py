@@ -9,7 +9,7 @@ from ..device.numba_cuda import room, types
 from ..device.ptx import load4, store4
 from ..device.scores import make_change_scores_backward, make_scale_scores
 from ..device.unroll import unroll_full
-from .hopper_backward_consumer import WARPGROUP, make_next
+from .hopper_backward_consumer import WARPGROUP
 from .hopper_backward_output import make_clear_rows, make_store_keys, meet_consumers
 from .hopper_backward_producer import (
     BATCH,
@@ -36,6 +36,19 @@ COLUMNS, STEPS = 16, 4
 WEIGHTS = 7
 """Named barrier: P is there for the consumer of the keys."""
 wait_for_weights, say_weights = make_meeting(WEIGHTS, 256)
+
+
+@cache
+def make_next(stages: int):
+    """`hopper_producer.make_next_stage` for numbers without a sign, which index without a test."""
+
+    @room
+    def next_stage(stage, phase):
+        if stage == types.uint32(stages - 1):
+            return types.uint32(0), types.uint32(phase ^ types.uint32(1))
+        return types.uint32(stage + types.uint32(1)), phase
+
+    return next_stage
 
 
 @room

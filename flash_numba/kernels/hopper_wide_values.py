@@ -16,7 +16,6 @@ from ..device.hopper.wgmma import (
 )
 from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_none
-from .hopper_backward_consumer import make_next
 from .hopper_backward_output import meet_consumers
 from .hopper_backward_producer import BLOCK, END, FIRST, M_BLOCK, PARTIAL, make_slot_of
 from .hopper_backward_queries import make_add_queries
@@ -29,6 +28,7 @@ from .hopper_wide_rooms import (
     make_begin_keys,
     make_change_alone,
     make_end_keys,
+    make_next,
     put_weights,
     say_weights,
 )

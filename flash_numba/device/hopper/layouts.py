@@ -67,6 +67,11 @@ class SwizzledTile(NamedTuple):
         return self.rows * self.columns
 
     @property
+    def bytes(self) -> int:
+        """Bytes of the tile."""
+        return self.size * ITEM_BYTES
+
+    @property
     def alignment(self) -> int:
         """Bytes that the tile's first address must be a multiple of."""
         return ROWS_OF_ATOM * self.line_bytes

@@ -67,6 +67,46 @@ def make_operand(descriptor: int) -> Any:
     return emulated_by(lambda shared: shared)(typing)
 
 
+@cache
+def make_operands(descriptor: int, size: int = 0) -> tuple[Any, Any]:
+    """Operations ``first(shared)`` and ``operand(first, number)``: tiles `size` bytes apart.
+
+    ``operand(first(shared), n)`` is the n-th tile from where `shared` starts as an operand of a
+    product; `descriptor` is as for `make_operand`.
+
+    Notes
+    -----
+    Lane 0 tells its warp the first one. So one register for all lanes can hold it, and the compiler
+    keeps it: otherwise it works out every address anew in each turn of a loop, ahead of the
+    product that needs it.
+    """
+    low, high = I32(descriptor & 0xFFFFFFFF), I64(descriptor >> 32 << 32)
+    apart = I32(size // 16)
+
+    def typing_of_first(typingctx, shared):
+        def codegen(context, builder, signature, args):
+            address = shared_address(context, builder, shared, args[0])
+            units = builder.and_(builder.lshr(address, I32(4)), I32(0x3FFF))
+            own = builder.or_(units, low)
+            (told,) = assembly(builder, "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", [own], [I32])
+            return told
+
+        return types.int32(shared), codegen
+
+    def typing_of_number(typingctx, first, number):
+        def codegen(context, builder, signature, args):
+            which = context.cast(builder, args[1], number, types.int32)
+            start = builder.add(args[0], builder.mul(which, apart))
+            return builder.or_(builder.zext(start, I64), high)
+
+        return types.int64(first, number), codegen
+
+    first = emulated_by(lambda shared: shared)(typing_of_first)
+    return first, emulated_by(lambda first, number: first[number] if size else first)(
+        typing_of_number
+    )
+
+
 def _text(n, kind, steps, overwrite) -> str:
     """All steps of a product as one text that nothing can be moved into."""
     count = n // 2
