@@ -61,10 +61,9 @@ def make_key_work(
 
     Who adds to a query tile before this block has started before it. `packed`, `has_lengths` and
     `lengths` as for `schedule.make_work_of`, with a list of key tiles; of a packed batch the heads
-    of a sequence are worked on together, otherwise `at_once` of all heads.
-
-    A packed batch's numbers were read from memory, and would take a register each in every thread:
-    they lie in `sWork` too, 12 int32 in shared memory, for `recall`.
+    of a sequence are worked on together and the last key tile comes first, otherwise `at_once` of
+    all heads and the first key tile. `sWork` has room for 12 int32 in shared memory, where what was
+    read of a packed batch stays for `recall`.
     """
     keys_of, agreed = make_keys_of(has_lengths), make_agreed(uniform)
 
@@ -87,7 +86,7 @@ def make_key_work(
         seqlen_q, first_k, seqlen_k, rows_k = map_int32(load_words4_global(lengths[0], (row, 4)))
         rows_q = types.int32(load_words4_global(lengths[0], (row, 8))[0])
         place = types.uint32(index - types.uint32(first) * heads)
-        block, head = types.int32(place // heads), types.int32(place % heads)
+        block, head = types.int32(blocks - 1 - place // heads), types.int32(place % heads)
         first_tile = types.int32(first_q // tile_m + batch)  # each wastes a tile at most
         if blocks == 0:
             batch = types.int32(-1)
@@ -150,9 +149,9 @@ class Visit(NamedTuple):
     m_block : int
         Which; as many as there are where no further one visits.
     turn : int
-        Key tiles that it visits before this one.
+        Key tiles that add to its dQ before this one.
     is_last : bool
-        It visits none behind this one.
+        None adds to it after this one.
     is_partial : bool
         Some of its scores are masked.
     """
@@ -164,17 +163,25 @@ class Visit(NamedTuple):
 
 
 @cache
-def make_next_visit(key_range, exact: bool, listed: bool, tile_m: int, tile_n: int):
+def make_next_visit(
+    key_range, exact: bool, listed: bool, tile_m: int, tile_n: int, last_first: bool = False
+):
     """Room ``next_visit(m_block, stop, n_block, batch, head, seqlen_q, seqlen_k, aux, tiles)``.
 
     The first `Visit` from `m_block` on, of query tiles below `stop`, in 32-bit numbers: all that is
     asked about a query tile, out of one look at the mask.
+
+    Key tiles take turns from the first one on or, with `last_first` and without a list, from the
+    last one back: under a causal mask that one begins at the last query tiles, and so is ahead of
+    those that wait for it. Sequences of a packed batch are short, and waiting is a large part.
     """
     key_tiles = make_key_tiles_room(key_range, exact)
     next_key_tile, listed_partial = make_tile_list(listed)
 
     @room
     def turn_of(visit, m_block, n_block, batch, head, tiles):
+        if last_first:
+            return types.int32(visit.stop - 1 - n_block)
         if not listed:
             return types.int32(n_block - visit.start)
         turn = types.int32(0)
@@ -199,6 +206,8 @@ def make_next_visit(key_range, exact: bool, listed: bool, tile_m: int, tile_n: i
                 partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
                 partial |= behind * tile_n > seqlen_k
                 partial |= listed_partial(n_block, m_block, batch, head, tiles)
+                if last_first:
+                    return Visit(m_block, turn, n_block == visit.start, partial)
                 return Visit(m_block, turn, after >= visit.stop, partial)
             m_block = types.int32(m_block + 1)
         return Visit(m_block, types.int32(0), False, False)

@@ -130,8 +130,6 @@ def _is_made(build: Build) -> bool:
     """Whether the rung has a kernel for the build."""
     if build[:2] != ("tensor_core", "backward"):
         return True
-    if build.kind == "packed causal":
-        return False
     options = PROBLEMS[build.kind.removeprefix("packed ")]
     problem = Problem(256, 256, build.head_dim, dtype=build.dtype, **options)
     spec, cc = Spec.of(problem, True), build.cc[:2]

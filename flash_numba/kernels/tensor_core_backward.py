@@ -62,9 +62,6 @@ def one_kernel_tiles(problem: Problem) -> GradientTiles | None:
     cc = compute_capability()
     if problem.seqlen_k == 0 or not is_scale_folded(problem):
         return None
-    # The heads of one sequence are few: under a causal mask blocks would wait for their turns.
-    if problem.sequences is not None and problem.visibility is not None:
-        return None
     return gradient_tiles(Spec.of(problem, True), cc, shared_limit(cc))
 
 

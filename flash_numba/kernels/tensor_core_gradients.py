@@ -1,10 +1,10 @@
 """tensor_core backward in one kernel: a block owns a key tile, and adds to dQ in its turn.
 
 Five products where two kernels need seven: S and dP are computed once, and serve all gradients. dK
-and dV stay in registers; dQ is summed in global memory, by the key tiles of a query tile in
-ascending order, so that the same bits come out each time. Warps in pairs work on the same keys, to
-read less from shared memory: each computes S^T and dP^T for half of the queries, and dK and dV for
-half of the columns; the other half of P^T and dS^T comes from its partner.
+and dV stay in registers; dQ is summed in global memory, by the key tiles of a query tile in order,
+so that the same bits come out each time. Warps in pairs work on the same keys, to read less from
+shared memory: each computes S^T and dP^T for half of the queries, and dK and dV for half of the
+columns; the other half of P^T and dS^T comes from its partner.
 
 References
 ----------
@@ -21,7 +21,7 @@ from ..device.fragment_products import lane_of_columns, lane_of_rows, make_multi
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.query_sums import make_query_sums, make_write_rounded
-from ..device.schedule import make_agreed, make_query_walk
+from ..device.schedule import make_agreed, make_own_aux, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
 from ..device.turns import (
     await_turn,
@@ -90,9 +90,13 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     agreed, packed = make_agreed(tiles.uniform), spec.packed
     ticketed = tiles.heads_at_once, tile_m, tile_n, tiles.uniform
     key_work = make_key_work(packed, spec.has_lengths, *ticketed)
+    own_aux = make_own_aux(packed, spec.keep, spec.key_range)
+    spec = spec.of_one_sequence()
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, *_ = make_query_walk(*walk)
-    next_visit = make_next_visit(*walk)
+    next_visit = make_next_visit(*walk, packed)
+    # With three stages and no mask the numbers of a packed batch do not stay in registers.
+    recalls = packed and stages == 3 and spec.key_range is None
     some = spec.key_range is not None or spec.has_lengths or spec.has_list or packed
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
     own = tile_n, threads, spec.vectors
@@ -130,6 +134,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         batch, kv_head, n_block, begin_q, seqlen_q, rows_q, begin_k, seqlen_k, stop_k, tile_0 = work
         if packed and batch < 0:
             return
+        mask_aux, range_aux = own_aux(mask_aux, range_aux, seqlen_q, seqlen_k)
         group = num_heads // kv_heads
         part, warp_rows = warp % sharing, warp // sharing * warp_n
         first_k = types.int32(n_block * tile_n + warp_rows + lane // 4)
@@ -193,7 +198,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
             before, turn_before = types.int32(-1), types.int32(0)
             while visit.m_block < stop:
                 unroll_none()
-                if packed:
+                if recalls:
                     batch, _, n_block, _, seqlen_q, _, _, seqlen_k, _, tile_0 = recall(sWork)
                     where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
                 m_block, turn = visit.m_block, visit.turn
