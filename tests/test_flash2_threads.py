@@ -149,7 +149,7 @@ def test_other_forward_tiles(sizes):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_eight_keys_a_thread(asynchronous):
-    """K lies in columns with a skew: no bank conflict, neither as it comes nor in the product."""
+    """K lies in columns with a skew, P apart: no bank conflict as they come and in products."""
     problem, q, k, v, _ = random_problem(seqlen_q=21, seqlen_k=90, head_dim=32, causal=True)
     tiles = ForwardTiles(32, 32, 4, 8, 8, 64, 1, asynchronous)
     out, lse = np.full_like(q, np.nan), np.full((1, 1, 21), np.nan, np.float32)
@@ -163,6 +163,8 @@ def test_eight_keys_a_thread(asynchronous):
     loads = report.count("shared", "load")
     assert loads.conflicts == 0
     assert loads.passes == 2 * loads.instructions
+    conflicts = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum"
+    assert report.hardware()[conflicts] == 0, "Q, P and, where it is not copied, K"
 
 
 @pytest.mark.parametrize("sizes", [(8, 4, 8, 4), (4, 2, 16, 4), (4, 1, 16, 8)], ids=str)
@@ -197,7 +199,7 @@ def test_tiles_that_threads_cannot_copy_are_refused():
 
 def test_columns_that_threads_cannot_copy_are_refused():
     how = 32, True, True
-    with pytest.raises(ValueError, match="got rows=30 and threads=32"):
+    with pytest.raises(ValueError, match="got rows=30, threads=32 and parts=1"):
         make_load_columns("fp32", 32, 32, 30, 4, *how)
     with pytest.raises(ValueError, match="group must be 4, or 8 of 64 rows, got group=8 of 32"):
         make_load_columns("fp32", 32, 32, 32, 8, *how)

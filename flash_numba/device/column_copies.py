@@ -52,32 +52,34 @@ def make_load_columns(
     threads: int,
     vectors: bool,
     asynchronous: bool,
+    parts: int = 1,
 ):
-    """Room ``load_columns(sX, gX, first_row, row_stop, tid)``: a tile, transposed.
+    """Room ``load_columns(sX, gX, first_row, row_stop, tid, part)``: a tile, transposed.
 
     Parameters are those of `copies.make_load_rows`; a thread of the product reads `group` rows,
-    4 or 8 (then of 64 rows).
+    4 or 8 (then of 64 rows). One call loads one of `parts` equal parts of the rows.
 
     Notes
     -----
     Reads each valid element of the tile once. Rows from `row_stop` on are zeros.
     """
     rows_at_once = threads // LANES
-    if rows % rows_at_once:
+    if rows % (rows_at_once * parts):
         raise ValueError(
-            f"rows must be a multiple of threads / {LANES}, got rows={rows} and threads={threads}"
+            f"rows must be a multiple of threads / {LANES} times parts, "
+            f"got rows={rows}, threads={threads} and parts={parts}"
         )
     if group not in (4, 8) or (group == 8 and rows != 64):
         raise ValueError(f"group must be 4, or 8 of 64 rows, got group={group} of {rows} rows")
-    passes, chunks = rows // rows_at_once, depth // (4 * LANES)
+    passes, chunks = rows // rows_at_once // parts, depth // (4 * LANES)
     width = column_width(rows, group)
     skewed = make_skew(group)
     read4 = make_read4(dtype, columns, vectors)
 
     @room
-    def load_columns_async(sX, gX, first_row, row_stop, tid):
+    def load_columns_async(sX, gX, first_row, row_stop, tid, part):
         tid = recomputed(tid)  # or every address waits in a register for the next tile
-        four, row = tid % LANES, tid // LANES
+        four, row = tid % LANES, tid // LANES + part * (passes * rows_at_once)
         for p in range(passes):
             unroll_full()
             at = first_row + row + p * rows_at_once
@@ -91,9 +93,9 @@ def make_load_columns(
                     copy4_async(sX, (first, e * width + place), gX, (at, 4 * first + e), valid)
 
     @room
-    def load_columns(sX, gX, first_row, row_stop, tid):
+    def load_columns(sX, gX, first_row, row_stop, tid, part):
         rX = cuda.local.array((chunks, 4), types.float32)
-        four, row = tid % LANES, tid // LANES
+        four, row = tid % LANES, tid // LANES + part * (passes * rows_at_once)
         for p in range(passes):
             unroll_full()
             at = first_row + row + p * rows_at_once

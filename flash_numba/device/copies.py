@@ -14,8 +14,8 @@ from functools import cache
 from .elements import element
 from .numba_cuda import cuda, room, types
 from .ptx import load4_global, store4, store4_global
-from .ptx_copies import copy16_async, copy_wait_all
-from .unroll import unroll_4, unroll_full
+from .ptx_copies import copy16_async, copy_commit, copy_wait_all, copy_wait_group
+from .unroll import unroll_4, unroll_8, unroll_full
 
 LANES = 8
 """Threads that copy one row together: 8 chunks of 16 bytes are a whole 128-byte line."""
@@ -158,22 +158,46 @@ def make_wait_for_copies(asynchronous: bool):
 
 
 @cache
+def make_copy_groups(asynchronous: bool):
+    """Rooms ``close_copies()`` and ``wait_for_copies()``.
+
+    The first closes the copies that this thread has started, the second waits for them: a wait that
+    closes them itself takes its turn behind all that was asked of shared memory meanwhile. A
+    barrier must follow.
+    """
+
+    @room
+    def close_copies():
+        if asynchronous:
+            copy_commit()
+
+    @room
+    def wait_for_copies():
+        if asynchronous:
+            copy_wait_group(0)
+
+    return close_copies, wait_for_copies
+
+
+@cache
 def make_load_transposed(
-    dtype: str, columns: int, depth: int, rows: int, threads: int, vectors: bool
+    dtype: str, columns: int, depth: int, rows: int, threads: int, vectors: bool, ahead: int = 4
 ):
     """Room ``load_transposed(sX, gX, first_row, row_stop, factor, tid)``: ``sX = factor * gX.T``.
 
     Parameters are those of `make_load_rows`; `rows` is a power of two. Lanes take neighbouring
-    rows, so that the stores to shared memory meet no bank conflict.
+    rows, so that the stores to shared memory meet no bank conflict. `ahead`, 4 or 8, loads are on
+    their way at a time.
     """
     read4 = make_read4(dtype, columns, vectors)
     chunks = rows * depth // 4
+    write_out = unroll_8 if ahead == 8 else unroll_4
 
     @room
     def load_transposed(sX, gX, first_row, row_stop, factor, tid):
         chunk = tid
         while chunk < chunks:
-            unroll_4()
+            write_out()
             row = chunk % rows
             column = chunk // rows * 4
             a, b, c, d = read4(gX, first_row + row, column, row_stop)

@@ -245,6 +245,26 @@ def make_multiply_add(tile_rows: int, tile_columns: int, lanes: int, group: int,
 
 
 @cache
+def make_apart(tile_rows: int, groups: int):
+    """Room ``apart(row_group)``: which rows of P a row group takes.
+
+    Two neighbouring row groups store together. With 16 floats between them, and 4 between lanes,
+    their stores of 16 bytes meet no bank conflict; where there are too few `groups` of `tile_rows`
+    rows for that, nothing moves.
+    """
+    step = 16 // tile_rows
+
+    @room
+    def apart(row_group):
+        if groups % (2 * step):
+            return row_group
+        pair = row_group // 2
+        return pair // step * (2 * step) + row_group % 2 * step + pair % step
+
+    return apart
+
+
+@cache
 def make_share(tile_rows: int, tile_columns: int):
     """Room ``share(sP, rP, rows, row_group, lane)``: a thread's tile where `multiply_add` reads it.
 

@@ -13,6 +13,9 @@ from .numba_cuda import cuda, room, types
 from .ptx import load4
 from .unroll import unroll_2, unroll_4, unroll_full, unroll_none
 
+EARLY = 8
+"""Columns of B that a step of `make_multiply_add_ahead` finds in registers; it reads the rest."""
+
 
 @cache
 def make_read_side(count: int):
@@ -26,6 +29,23 @@ def make_read_side(count: int):
             rX[side, h], rX[side, h + 1], rX[side, h + 2], rX[side, h + 3] = four
 
     return read_side
+
+
+@cache
+def make_read_chunks(start: int, stop: int, lanes: int):
+    """Room ``read_chunks(rX, side, sX, i, j)``: columns start to stop of a lane's part of a row.
+
+    ``rX[side, c:c + 4] = sX[i, j + lanes * c:][:4]`` for every fourth c.
+    """
+
+    @room
+    def read_chunks(rX, side, sX, i, j):
+        for c in range(start, stop, 4):
+            unroll_full()
+            four = load4(sX, (i, j + lanes * c))
+            rX[side, c], rX[side, c + 1], rX[side, c + 2], rX[side, c + 3] = four
+
+    return read_chunks
 
 
 @cache
@@ -85,37 +105,44 @@ def make_multiply_columns(tile_rows: int, tile_columns: int, depth: int, lanes: 
 
 
 @cache
-def make_multiply_add_ahead(tile_rows: int, tile_columns: int, lanes: int, group: int, depth: int):
-    """Room ``multiply_add(rC, sA, sB, rows, row_group, lane)``: ``C += A @ B``.
+def make_multiply_add_ahead(
+    tile_rows: int, tile_columns: int, lanes: int, group: int, depth: int, parts: int
+):
+    """Rooms ``read_first`` and ``multiply_add``: ``C += A @ B``.
 
     Parameters and layouts are those of `products.make_multiply_add`; `group` is even.
+
+    Notes
+    -----
+    ``multiply_add(rC, rA, rB, sA, sB, rows, row_group, lane, part)`` does one of `parts` equal
+    parts of the inner axis. It finds its first operands in the registers `rA` (2, tile_rows) and
+    `rB` (2, tile_columns), and leaves those of the next part there;
+    ``read_first(rA, rB, sA, sB, row_group, lane)`` reads the first part's.
     """
-    read_a, read_four = make_read_side(tile_rows), make_read_side(4)
+    early = min(EARLY, tile_columns)
+    read_a, read_early = make_read_side(tile_rows), make_read_chunks(0, early, lanes)
+    read_late = make_read_chunks(early, tile_columns, lanes)
+    last = lanes - 1
 
     @room
-    def read_rest(rB, side, sB, i, j):
-        for c in range(4, tile_columns, 4):
-            unroll_full()
-            four = load4(sB, (i, j + lanes * c))
-            rB[side, c], rB[side, c + 1], rB[side, c + 2], rB[side, c + 3] = four
+    def read_first(rA, rB, sA, sB, row_group, lane):
+        read_a(rA, 0, sA, 0, row_group * tile_rows)
+        read_early(rB, 0, sB, 0, 4 * lane)
 
     @room
-    def multiply_add(rC, sA, sB, rows, row_group, lane):
-        rA = cuda.local.array((2, tile_rows), types.float32)
-        rB = cuda.local.array((2, tile_columns), types.float32)
+    def multiply_add(rC, rA, rB, sA, sB, rows, row_group, lane, part):
         row, column = row_group * tile_rows, 4 * lane
-        read_a(rA, 0, sA, 0, row)
-        read_four(rB, 0, sB, 0, column)
-        y = 0
-        while y < lanes:
+        y = types.int64(part * (lanes // parts))
+        stop = y + lanes // parts
+        while y < stop:
             unroll_none()
             for r in range(group):
                 unroll_full()
                 now, then = r % 2, (r + 1) % 2
-                ahead = y if r < group - 1 else min(y + 1, lanes - 1)  # the last step reads in vain
-                read_rest(rB, now, sB, y, r * depth + column)
+                ahead = y if r < group - 1 else min(y + 1, last)  # the last step reads in vain
+                read_late(rB, now, sB, y, r * depth + column)
                 read_a(rA, then, sA, ahead, (r + 1) % group * rows + row)
-                read_four(rB, then, sB, ahead, (r + 1) % group * depth + column)
+                read_early(rB, then, sB, ahead, (r + 1) % group * depth + column)
                 for c in range(tile_columns):
                     unroll_full()
                     for h in range(tile_rows):
@@ -124,4 +151,4 @@ def make_multiply_add_ahead(tile_rows: int, tile_columns: int, lanes: int, group
                         rC[i, c] += rA[now, i] * rB[now, c]
             y += 1
 
-    return multiply_add
+    return read_first, multiply_add

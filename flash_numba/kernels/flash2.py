@@ -14,15 +14,16 @@ from functools import cache
 from ..arrays import DeviceArray
 from ..device.column_copies import make_load_columns
 from ..device.copies import (
+    make_copy_groups,
     make_load_rows,
     make_load_transposed,
     make_store_rows,
-    make_wait_for_copies,
 )
 from ..device.dropout import make_drop_weights
-from ..device.numba_cuda import cuda, kernel, types
+from ..device.numba_cuda import cuda, kernel, room, types
 from ..device.online_softmax import make_online_softmax
 from ..device.products import (
+    make_apart,
     make_multiply_add,
     make_multiply_transposed,
     make_place,
@@ -32,12 +33,52 @@ from ..device.products_ahead import make_multiply_add_ahead, make_multiply_colum
 from ..device.ptx import shared_tile
 from ..device.schedule import block_of, make_key_tiles_room, make_keys_of, make_tile_list
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
-from ..device.unroll import unroll_full
+from ..device.unroll import unroll_full, unroll_none
 from ..launch import allows_vectors, compute_capability, launch, shared_limit
 from ..problem import Problem
 from ..tiling import ceil_div
 from .arguments import extra_arguments
 from .spec import ForwardTiles, Spec, forward_tiles
+
+PARTS = 2
+"""Parts of P V, and of the next K: a part of one is multiplied behind a part of the other.
+
+A thread copies K by 4 bytes. All at once, that holds up whoever shares the multiprocessor.
+"""
+
+
+@cache
+def make_key_rooms(spec: Spec, tiles: ForwardTiles):
+    """Rooms ``load_k``, ``scores``, ``read_first`` and ``add_product``, and the number of parts.
+
+    Their form depends on how K lies in shared memory.
+    """
+    tm, tn, lanes, depth_v = tiles.thread_m, tiles.thread_n, tiles.lanes, tiles.depth_v
+    thread_v = depth_v // lanes
+    rows = tiles.tile_n, tn, tiles.threads, spec.vectors, tiles.asynchronous
+    if tiles.columns_of_k:
+        load_k = make_load_columns(spec.dtype, spec.head_dim, tiles.depth, *rows, PARTS)
+        scores = make_multiply_columns(tm, tn, tiles.depth, lanes)
+        products = make_multiply_add_ahead(tm, thread_v, lanes, tn, depth_v, PARTS)
+        return load_k, scores, *products, PARTS
+
+    load_rows = make_load_rows(spec.dtype, spec.head_dim, tiles.depth, *rows)
+    scores = make_multiply_transposed(tm, tn, tiles.depth)
+    multiply_add = make_multiply_add(tm, thread_v, lanes, tn, depth_v)
+
+    @room
+    def load_whole(sX, gX, first_row, row_stop, tid, part):
+        load_rows(sX, gX, first_row, row_stop, tid)
+
+    @room
+    def read_nothing(rA, rB, sA, sB, row_group, lane):
+        pass
+
+    @room
+    def add_whole(rC, rA, rB, sA, sB, rows, row_group, lane, part):
+        multiply_add(rC, sA, sB, rows, row_group, lane)
+
+    return load_whole, scores, read_nothing, add_whole, 1
 
 
 @cache
@@ -61,22 +102,17 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
     depth, depth_v = tiles.depth, tiles.depth_v
     thread_v = depth_v // lanes
 
-    place = make_place(lanes)
+    place, apart = make_place(lanes), make_apart(tm, threads // lanes)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
-    load_q = make_load_transposed(spec.dtype, spec.head_dim, depth, tile_m, threads, spec.vectors)
+    load_q = make_load_transposed(
+        spec.dtype, spec.head_dim, depth, tile_m, threads, spec.vectors, 8
+    )
     rows = tile_n, tn, threads, spec.vectors, tiles.asynchronous
     load_v = make_load_rows(spec.dtype, spec.head_dim_v, depth_v, *rows)
-    wait_for_copies = make_wait_for_copies(tiles.asynchronous)
-    if tiles.columns_of_k:
-        load_k = make_load_columns(spec.dtype, spec.head_dim, depth, *rows)
-        scores = make_multiply_columns(tm, tn, depth, lanes)
-        add_product = make_multiply_add_ahead(tm, thread_v, lanes, tn, depth_v)
-    else:
-        load_k = make_load_rows(spec.dtype, spec.head_dim, depth, *rows)
-        scores = make_multiply_transposed(tm, tn, depth)
-        add_product = make_multiply_add(tm, thread_v, lanes, tn, depth_v)
+    close_copies, wait_for_copies = make_copy_groups(tiles.asynchronous)
+    load_k, scores, read_first, add_product, parts = make_key_rooms(spec, tiles)
     scale_scores = make_scale_scores(spec.folded, tm, tn)
     change_scores = make_change_scores(spec.changes, tm, tn)
     mask_scores = make_mask_scores(spec.keep, tm, tn)
@@ -105,6 +141,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
         gQ, gO = Q[batch, :, head], O[batch, :, head]
         gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
         first_q = m_block * tile_m + row_group * tm
+        p_group = apart(row_group)
 
         # Prologue
         memory = cuda.shared.array(0, types.float32)
@@ -112,12 +149,17 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
         sV, sP = shared_tile(memory, v_at, v_shape), shared_tile(memory, p_at, p_shape)
         acc_o = cuda.local.array((tm, thread_v), types.float32)
         rS = cuda.local.array((tm, tn), types.float32)
+        rP = cuda.local.array((2, tm), types.float32)
+        rV = cuda.local.array((2, thread_v), types.float32)
         row_max = cuda.local.array(tm, types.float32)
         row_sum = cuda.local.array(tm, types.float32)
         start(row_max, row_sum, acc_o)
         n_block = next_key_tile(visit.start, visit.stop, m_block, batch, head, listed)
         if n_block < visit.stop:
-            load_k(sK, gK, n_block * tile_n, seqlen_k, tid)
+            for part in range(parts):
+                unroll_full()
+                load_k(sK, gK, n_block * tile_n, seqlen_k, tid, part)
+            close_copies()
             load_q(sQ, gQ, m_block * tile_m, seqlen_q, q_factor, tid)
 
         # Mainloop: K_j arrives during P V of the tile before, V_j during Q K^T.
@@ -126,6 +168,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
             wait_for_copies()
             cuda.syncthreads()  # K_j is here for all, and nobody reads V_j-1 any more
             load_v(sV, gV, n_block * tile_n, seqlen_k, tid)
+            close_copies()
             scores(rS, sQ, sK, row_group, lane)
             scale_scores(rS, scale)
             change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
@@ -135,13 +178,19 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
                 mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
             update(rS, row_max, row_sum, acc_o)
             drop_weights(rS, first_q, first_k, batch_head, dropout)
-            share(sP, rS, tile_m, row_group, lane)
+            share(sP, rS, tile_m, p_group, lane)
             n_block = next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
             wait_for_copies()
             cuda.syncthreads()  # V_j is here for all, and nobody reads K_j any more
-            if n_block < visit.stop:
-                load_k(sK, gK, n_block * tile_n, seqlen_k, tid)
-            add_product(acc_o, sP, sV, tile_m, row_group, lane)
+            read_first(rP, rV, sP, sV, p_group, lane)  # before copies, which it would wait for
+            part = types.int32(0)
+            while part < parts:
+                unroll_none()
+                if n_block < visit.stop:
+                    load_k(sK, gK, n_block * tile_n, seqlen_k, tid, part)
+                    close_copies()
+                add_product(acc_o, rP, rV, sP, sV, tile_m, p_group, lane, part)
+                part = types.int32(part + 1)
 
         # Epilogue
         rLse = cuda.local.array(tm, types.float32)
