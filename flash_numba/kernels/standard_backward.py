@@ -97,7 +97,9 @@ def make_score_gradients(
 
     Notes
     -----
-    Reads P and dP twice, writes dS once. dS is 0 wherever P is 0.
+    Reads P and dP twice, writes dS once. dS is 0 wherever P is 0. All lanes take as many turns, and
+    some do nothing in the last one: so they stay side by side, and their accesses in whole lines,
+    however the compiler unrolls.
     """
     tile, warps = tiles.tile, tiles.threads // WARP
     keys_of = make_keys_of(has_lengths)
@@ -127,29 +129,33 @@ def make_score_gradients(
         row, stop = m_block * tile + warp, min((m_block + 1) * tile, seqlen_q)
         while row < stop:
             total = start(dLSE, batch, head, row) if lane == 0 else types.float32(0)
-            column = types.int64(4 * lane)
-            while column + 4 <= seqlen_k:
-                w, x = load4_global(gP, (row, column)), load4_global(gdP, (row, column))
-                total += (w[0] * x[0] + w[1] * x[1]) + (w[2] * x[2] + w[3] * x[3])
-                column += 4 * WARP
+            first = types.int64(0)
+            while first < seqlen_k:
+                column = first + 4 * lane
+                if column + 4 <= seqlen_k:
+                    w, x = load4_global(gP, (row, column)), load4_global(gdP, (row, column))
+                    total += (w[0] * x[0] + w[1] * x[1]) + (w[2] * x[2] + w[3] * x[3])
+                first += 4 * WARP
             column = seqlen_k // 4 * 4 + lane
             if column < seqlen_k:
                 total += gP[row, column] * gdP[row, column]
             delta = sum_of_warp(total)
             if with_delta and lane == 0:
                 Delta[0][batch, head, row] = delta
-            column = types.int64(4 * lane)
-            while column + 4 <= seqlen_k:
-                w, x = load4_global(gP, (row, column)), load4_global(gdP, (row, column))
-                slopes = load4_global(gdS, (row, column)) if has_slopes else w
-                four = (
-                    scale * gradient(w[0], x[0], delta, slopes[0]),
-                    scale * gradient(w[1], x[1], delta, slopes[1]),
-                    scale * gradient(w[2], x[2], delta, slopes[2]),
-                    scale * gradient(w[3], x[3], delta, slopes[3]),
-                )
-                store4_global(gdS, (row, column), four)
-                column += 4 * WARP
+            first = types.int64(0)
+            while first < seqlen_k:
+                column = first + 4 * lane
+                if column + 4 <= seqlen_k:
+                    w, x = load4_global(gP, (row, column)), load4_global(gdP, (row, column))
+                    slopes = load4_global(gdS, (row, column)) if has_slopes else w
+                    four = (
+                        scale * gradient(w[0], x[0], delta, slopes[0]),
+                        scale * gradient(w[1], x[1], delta, slopes[1]),
+                        scale * gradient(w[2], x[2], delta, slopes[2]),
+                        scale * gradient(w[3], x[3], delta, slopes[3]),
+                    )
+                    store4_global(gdS, (row, column), four)
+                first += 4 * WARP
             column = seqlen_k // 4 * 4 + lane
             if column < seqlen_k:
                 p, dp = gP[row, column], gdP[row, column]
