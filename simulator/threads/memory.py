@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .arrays import Array, Memory, c_steps
-from .scalars import dtype_name, numpy_dtype
+from .scalars import CASTS, dtype_name, numpy_dtype
 
 SHARED_BASE = BETWEEN_BLOCKS = 1 << 20
 GLOBAL_BASE = 1 << 32
@@ -60,7 +60,9 @@ class GlobalMemory:
     def array(self, array: np.ndarray, name: str) -> Array:
         """The traced twin of an argument."""
         if not dtype_name(array.dtype):
-            raise TypeError(f"{name} has dtype {array.dtype}, which a kernel cannot hold")
+            raise TypeError(
+                f"{name} must have a dtype that is emulated ({', '.join(CASTS)}), got {array.dtype}"
+            )
         memory, first = self._memory(array, name)
         if first % array.itemsize or any(s % array.itemsize for s in array.strides):
             raise ValueError(f"{name} is not aligned to its {array.itemsize}-byte elements")
