@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flash_numba import ladder
-from flash_numba.arrays import DeviceArray
+from flash_numba import ladder, masks
+from flash_numba import launch as launch_module
+from flash_numba.arrays import DeviceArray, dtype_of
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.kernels.steps import STEPS, module_of
 from flash_numba.problem import DTYPES, Problem
+from flash_numba.scores import aux_shape
+from flash_numba.sequences import Packed, Sequences, Side
 from simulator.threads import Report, trace
 
 COMPUTE_CAPABILITY = (9, 0)
@@ -38,9 +41,13 @@ class Case(NamedTuple):
     kind : str
         What is special about the problem.
     problem : dict
-        Arguments of `Problem`.
+        Arguments of `Problem`, but for those that JSON cannot hold: ``seqlens_q`` and ``seqlens_k``
+        are the lengths of packed sequences; a ``bias`` of each head, the same for all batches, is
+        added to the scores, and its gradient is asked for.
     traced : bool
         Whether the tests trace it: the others are counted for their DRAM traffic or for reading.
+    options : tuple of (str, value)
+        Further arguments of the rung's function.
     """
 
     rung: str
@@ -48,11 +55,28 @@ class Case(NamedTuple):
     kind: str
     problem: dict[str, Any]
     traced: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
         """``rung-direction-kind``."""
         return f"{self.rung}-{self.direction}-{self.kind}"
+
+    def posed(self) -> tuple[Problem, Packed | None]:
+        """The problem, and where its sequences lie if it is packed."""
+        given, packed = dict(self.problem), None
+        if given.pop("bias", False):
+            shape = given["num_heads"], given["seqlen_q"], given["seqlen_k"]
+            bias = np.random.default_rng(0).standard_normal(shape, np.float32)
+            given["score_mods"] = [masks.bias(np.broadcast_to(bias, (given["batch"], *shape)))]
+        if "seqlens_q" in given:
+            lengths = given.pop("seqlens_q"), given.pop("seqlens_k")
+            cu_q, cu_k = (np.cumsum([0, *one], dtype=np.int32) for one in lengths)
+            queries, keys = Side.of(int(cu_q[-1]), cu_q), Side.of(int(cu_k[-1]), cu_k)
+            given |= {"seqlen_q": queries.total, "seqlen_k": keys.total, "batch": len(lengths[0])}
+            given["sequences"] = Sequences(queries.total, keys.total, queries, keys)
+            packed = Packed(cu_q, cu_k)
+        return Problem(**given), packed
 
 
 def _sizes(seqlen_q, seqlen_k, head_dim, heads, **options) -> dict[str, Any]:
@@ -71,11 +95,17 @@ TAILS = _sizes(104, 150, 64, 8, num_kv_heads=4, causal=True)
 SHORT = _sizes(64, 128, 64, 2, num_kv_heads=1, causal=True)
 ODD = _sizes(40, 50, 64, 2, num_kv_heads=1, causal=True)
 EVEN = _sizes(128, 128, 64, 2, num_kv_heads=1, causal=True)
+WIDE = _sizes(64, 64, 192, 1, causal=True)
 LARGE = _sizes(1024, 1024, 64, 16)
+PAST_L2 = _sizes(1024, 1024, 64, 32)
+"""Each of S and P is twice an H200's L2."""
+PAIR = _sizes(70, 150, 64, 2, num_kv_heads=1, causal=True)
+PACKED = {"seqlens_q": [20, 0, 45], "seqlens_k": [30, 9, 60], "head_dim": 64, "num_heads": 1}
+BIASED = _sizes(64, 64, 64, 1, batch=2, bias=True)
 HALF = {"dtype": "fp16"}
 CASES = [
     Case("standard", "forward", "full", FULL),
-    Case("standard", "backward", "tails-gqa", TAILS, False),
+    Case("standard", "backward", "tails-gqa", PAIR),
     Case("standard", "backward", "odd", ODD),
     Case("standard", "backward", "short", SHORT),
     Case("flash1", "forward", "full", FULL, False),
@@ -98,10 +128,16 @@ CASES = [
     Case("hopper", "forward", "short", SHORT | HALF),
     Case("hopper", "forward", "large", LARGE | HALF, False),
     Case("hopper", "backward", "even", EVEN | HALF),
+    Case("hopper", "backward", "as-they-come", EVEN | HALF, options=(("ordered", False),)),
+    Case("hopper", "backward", "wide", WIDE | HALF),
     Case("hopper", "backward", "large", LARGE | HALF, False),
+    Case("tensor_core", "forward", "packed", PACKED | HALF),
+    Case("tensor_core", "backward", "packed", PACKED | HALF),
+    Case("tensor_core", "backward", "packed-causal", PACKED | HALF | {"causal": True}),
+    Case("flash2", "backward", "bias", BIASED),
     Case("tensor_core", "forward", "large", LARGE | HALF, False),
     Case("tensor_core", "backward", "large", LARGE | HALF, False),
-    Case("standard", "forward", "large", LARGE, False),
+    Case("standard", "forward", "past-l2", PAST_L2, False),
     Case("flash1", "forward", "large", LARGE, False),
     Case("flash2", "forward", "large", LARGE, False),
     Case("flash2", "backward", "large", LARGE, False),
@@ -157,11 +193,11 @@ class HostMemory:
         strides = tuple(array.strides)
         return DeviceArray(self.owners[-1].ctypes.data, array.shape, strides, dtype)
 
-    def upload(self, array: np.ndarray):
-        """What Numba's ``cuda.to_device`` gives, here."""
+    def upload(self, array: np.ndarray) -> DeviceArray:
+        """A copy of an array."""
         copy = np.array(array)
         self.owners.append(copy.reshape(-1).view(np.uint8))
-        return copy
+        return DeviceArray(copy.ctypes.data, copy.shape, tuple(copy.strides), dtype_of(copy))
 
     def bytes_at(self, pointer: int) -> tuple[np.ndarray, int]:
         """The allocation that an address lies in, and where in it."""
@@ -204,6 +240,7 @@ def _recording(memory: HostMemory, found: list[Launch]) -> Iterator[None]:
         "fill_zero": memory.zero,
         "compute_capability": lambda: COMPUTE_CAPABILITY,
         "multiprocessors": lambda: MULTIPROCESSORS,
+        "upload": lambda values: (launch_module.upload(values, memory.upload)[0], []),
     }
     changed = []
     for name, module in list(sys.modules.items()):
@@ -229,7 +266,7 @@ def functions_of(case: Case) -> Any:
     return rung.functions(case.direction)
 
 
-def run(case: Case, make, stream: int = 0) -> None:
+def run(case: Case, make, copy, stream: int = 0) -> None:
     """Run a case.
 
     Parameters
@@ -237,23 +274,32 @@ def run(case: Case, make, stream: int = 0) -> None:
     case : Case
     make : function
         ``make(shape, dtype, fill)`` gives memory as a `DeviceArray`: random, or filled with `fill`.
+    copy : function
+        ``copy(array)`` gives a NumPy array's copy as one.
     stream : int
         CUDA stream handle.
     """
-    problem = Problem(**case.problem)
+    problem, packed = case.posed()
     functions = functions_of(case)
+    given: dict[str, Any] = dict(case.options)
+    if packed is not None:
+        given["packed"] = Packed(copy(packed.cu_seqlens_q), copy(packed.cu_seqlens_k))
     q, k, v = (make(problem.shapes[name], problem.dtype, None) for name in ("q", "k", "v"))
     out = make(problem.shapes["o"], problem.dtype, 0)
     lse = make(problem.shapes["lse"], "fp32", 0)
     if case.direction == "forward":
         space = getattr(functions, "forward_workspace", None)
-        memory = () if space is None else (make((sum(space(problem)) // 4,), "fp32", 0),)
-        functions.forward(problem, q, k, v, out, lse, stream, *memory)
+        if space is not None:
+            given["memory"] = make((sum(space(problem)) // 4,), "fp32", 0)
+        functions.forward(problem, q, k, v, out, lse, stream, **given)
         return
     dout = make(problem.shapes["o"], problem.dtype, None)
     gradients = [make(problem.shapes[name], problem.dtype, 0) for name in ("q", "k", "v")]
-    memory = make((-(-sum(functions.workspace(problem)) // 4),), "fp32", 0)
-    functions.backward(problem, q, k, v, out, lse, dout, *gradients, memory, None, stream)
+    learned = [make(aux_shape(problem, mod), "fp32", 0) for mod in problem.score_mods]
+    size = sum(functions.workspace(problem, range(len(learned))))
+    memory = make((-(-size // 4),), "fp32", 0)
+    given |= {"stream": stream, "d_aux": learned}
+    functions.backward(problem, q, k, v, out, lse, dout, *gradients, memory, **given)
 
 
 def launches(case: Case) -> list[Launch]:
@@ -261,7 +307,7 @@ def launches(case: Case) -> list[Launch]:
     functions_of(case)
     memory, found = HostMemory(), []
     with _recording(memory, found):
-        run(case, memory.array)
+        run(case, memory.array, memory.upload)
     return found
 
 

@@ -31,6 +31,13 @@ METRICS = (
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "l1tex__data_bank_conflicts_type_arbitration.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum",
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum",
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_stsm.sum",
+    "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum",
     "smsp__inst_executed_op_global_ld.sum",
     "smsp__inst_executed_op_global_st.sum",
     "smsp__inst_executed_op_global_red.sum",
@@ -38,11 +45,6 @@ METRICS = (
     "smsp__inst_executed_op_shared_st.sum",
     "smsp__inst_executed_op_shared_atom.sum",
     "smsp__inst_executed_op_ldgsts.sum",
-    "smsp__inst_executed_op_ldgsts_pred_off_all.sum",
-    "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
-    "sm__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum",
-    "l1tex__t_set_conflicts_pipe_lsu_mem_global_op_ld.sum",
     "smsp__inst_executed_op_generic_ld.sum",
     "smsp__inst_executed_op_generic_st.sum",
     "smsp__inst_executed_op_shared_stsm.sum",
@@ -50,18 +52,11 @@ METRICS = (
     "smsp__inst_executed_op_tma_st.sum",
     "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum",
     "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum",
-    "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_red.sum",
     "smsp__inst_executed_op_ldsm.sum",
     "smsp__inst_executed_op_local_ld.sum",
     "smsp__inst_executed_op_local_st.sum",
     "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",
     "smsp__inst_executed_pipe_xu.sum",
-    "lts__t_sectors_op_read.sum",
-    "lts__t_sectors_op_write.sum",
-    "lts__t_sectors_op_red.sum",
-    "lts__t_sectors_op_atom.sum",
     "lrc__xbar2gpc_sectors_op_read.sum",
     "lrc__lts2lrc_sectors_op_read.sum",
     "lts__t_sectors_srcunit_tex_op_read.sum",
@@ -92,12 +87,15 @@ def run_on_gpu(names: list[str]) -> None:
     for name in names:
         host, kept = HostMemory(), []
 
-        def make(shape, dtype, fill, host=host, kept=kept):
-            array = host.array(shape, dtype, fill)
-            kept.append(cuda.to_device(host.owners[-1]))
-            return array._replace(pointer=DeviceArray.of(kept[-1]).pointer)
+        def copy(array, kept=kept):
+            kept.append(cuda.to_device(array))
+            return DeviceArray.of(kept[-1])
 
-        run(case_named(name), make)
+        def make(shape, dtype, fill, host=host, copy=copy):
+            array = host.array(shape, dtype, fill)
+            return array._replace(pointer=copy(host.owners[-1]).pointer)
+
+        run(case_named(name), make, copy)
         cuda.synchronize()
 
 

@@ -12,22 +12,32 @@ from .arrays import Memory
 from .counts import BYPASS, Count
 from .errors import Finding, Place
 from .log import Site
-from .passes import SECTOR_BYTES
+from .passes import BANK_BYTES, BANKS, SECTOR_BYTES
 from .tiles import steps
 
 SHARED_INSTRUCTIONS = "smsp__inst_executed_op_shared_"
 SHARED_PASSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
 SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
+ARBITRATION = "l1tex__data_bank_conflicts_type_arbitration.sum"
+"""Conflicts of accesses with one another, not of a warp with itself: no pattern of addresses."""
+OWN_PASSES = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
+"""Passes that an instruction's own addresses need, as Nsight Compute works them out."""
+PRODUCT_PASSES = "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum"
+"""Passes in which wgmma reads its operands, 128 bytes each."""
 MATRIX_METRICS = {
-    "ldmatrix": ("smsp__inst_executed_op_ldsm.sum", "ld"),
-    "stmatrix": ("smsp__inst_executed_op_shared_stsm.sum", "st"),
+    "ldmatrix": ("smsp__inst_executed_op_ldsm.sum", "ld", "ldsm"),
+    "stmatrix": ("smsp__inst_executed_op_shared_stsm.sum", "st", "stsm"),
 }
-"""Traffic of instructions that move matrices: their own counter, and the one they are not in."""
+"""Traffic of instructions that move matrices: their own counter, the one they are not in, and how
+`OWN_PASSES` calls them."""
 BULK_METRICS = {
     "l1tex__m_xbar2l1tex_read_bytes_mem_global_op_tma_ld.sum": "shared",
     "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum": "global",
 }
 """Bytes of bulk copies, and the memory that they come to."""
+
+
+PASS_BYTES = BANKS * BANK_BYTES
 
 
 @dataclass
@@ -178,8 +188,10 @@ class Report:
         sectors of `passes.bulk_sectors`. Bulk copies and wgmma do not go through the load/store
         unit and are in none of its counters. ``ldmatrix`` and ``stmatrix`` have
         counters of their own for instructions, but their passes are with those of loads and
-        stores. Loads that the compiler merges or drops still count here: instructions and passes
-        of shared loads are those of the source.
+        stores. Passes are those that addresses need. So are Nsight's of single instructions
+        (`OWN_PASSES`); the others are the hardware's, and hold what meetings cost, too
+        (`ARBITRATION`, `meetings`). Loads that the compiler merges or drops still count here:
+        instructions and passes of shared loads are those of the source.
         """
         through = [e for e in self.entries if e.site.traffic not in BYPASS]
         copies = self.count("global", "load", traffic="cp.async")
@@ -204,10 +216,14 @@ class Report:
                 (SHARED_CONFLICTS, "conflicts"),
             ):
                 found[f"{metric}{name}.sum"] = total("shared", operation, part)
-        for matrix, (metric, plain) in MATRIX_METRICS.items():
-            count = self.count("shared", traffic=matrix).instructions
-            found[f"{SHARED_INSTRUCTIONS}{plain}.sum"] -= count
-            found[metric] = count
+            found[f"{OWN_PASSES}{name}.sum"] = found[f"{SHARED_PASSES}{name}.sum"]
+        for matrix, (metric, plain, own) in MATRIX_METRICS.items():
+            count = self.count("shared", traffic=matrix)
+            found[f"{SHARED_INSTRUCTIONS}{plain}.sum"] -= count.instructions
+            found[f"{OWN_PASSES}{plain}.sum"] -= count.passes
+            found[metric], found[f"{OWN_PASSES}{own}.sum"] = count.instructions, count.passes
+        products = self.count("shared", "load", traffic="wgmma")
+        found[PRODUCT_PASSES] = products.bytes // PASS_BYTES
         for metric, space in BULK_METRICS.items():
             count = self.count(space, "store", traffic="bulk").counted_sectors
             found[metric] = SECTOR_BYTES * count
@@ -227,7 +243,7 @@ class Report:
         found = {}
         for name, operation in (("ld", "load"), ("st", "store")):
             copies = self.count("shared", operation, traffic="bulk").bytes // 64
-            products = self.count("shared", "load", traffic="wgmma").bytes // 128
+            products = self.count("shared", "load", traffic="wgmma").bytes // PASS_BYTES
             found[f"{SHARED_CONFLICTS}{name}.sum"] = copies
             found[f"{SHARED_PASSES}{name}.sum"] = copies + products
         return found

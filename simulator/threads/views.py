@@ -14,7 +14,7 @@ from .configuration import MOST_STATIC_BYTES
 from .errors import Place
 from .grouping import LANES
 from .passes import BANK_BYTES, BANKS, SECTOR_BYTES
-from .report import Entry, Report
+from .report import ARBITRATION, SHARED_CONFLICTS, SHARED_PASSES, Entry, Report
 
 TOP_LINES = 12
 
@@ -146,6 +146,8 @@ def beside_hardware(report: Report, counters: dict[str, int]) -> Table:
             note = "equal"
         elif "inst_executed" in metric:
             note = f"source-level: the compiler changed {measured - value:+,}"
+        elif metric.startswith((SHARED_PASSES, SHARED_CONFLICTS)) and counters.get(ARBITRATION):
+            note = f"{measured - value:+,}; met others {counters[ARBITRATION]:,} times"
         else:
             note = f"{measured - value:+,}"
         shown = "-" if measured is None else f"{measured:,}"
