@@ -13,8 +13,8 @@ NARROW = 128
 FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {128: 1.0, 96: 1.1}}
 """Queries of a tile without a mask, and what a query costs in it; by the wider head dimension."""
 
-KEY_TILES_AT_ONCE = 32
-"""Key tiles of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
+KEYS_AT_ONCE = 4096
+"""Keys of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
 
 
 class HopperBackwardTiles(NamedTuple):
@@ -222,6 +222,6 @@ def heads_at_once(problem: Problem, tile_n: int, blocks: int) -> int:
     """
     heads = problem.batch * problem.num_kv_heads
     key_tiles = ceil_div(problem.seqlen_k, tile_n)
-    most = ceil_div(blocks, max(1, min(key_tiles, KEY_TILES_AT_ONCE)))
+    most = ceil_div(blocks, max(1, min(key_tiles, KEYS_AT_ONCE // tile_n)))
     even = [count for count in range(most, most // 2, -1) if heads % count == 0]
     return even[0] if even and is_masked(problem) else most
