@@ -8,6 +8,7 @@ compute anything.
 import ast
 import copy
 import hashlib
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,15 @@ def sample(root: Path, path: str, count: int) -> list[Mutant]:
         return hashlib.sha256(str(mutant).encode()).digest()
 
     return sorted(mutants(root, path), key=rank)[:count]
+
+
+def copied(root: Path, folder: Path) -> Path:
+    """The packages and tests of `root` in `folder`, which is returned."""
+    for part in ("flash_numba", "simulator", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(root / part, folder / part, ignore=ignored)
+    shutil.copy(root / "pyproject.toml", folder)
+    return folder
 
 
 def _computing_nodes(tree: ast.AST) -> list[tuple[str, Node]]:

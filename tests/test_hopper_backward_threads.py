@@ -172,6 +172,20 @@ def test_no_small_group_of_heads_is_left_under_a_mask(heads, causal, at_once):
     assert heads_at_once(problem, 128, 132) == at_once
 
 
+@pytest.mark.parametrize("name", ["dout", "q", "dk"])
+def test_what_the_copy_engine_cannot_read_tensor_core_does(monkeypatch, name):
+    problem, done = Problem(64, 64, 64, dtype="fp16"), []
+    monkeypatch.setattr(hopper_backward, "backward_with", lambda *given: done.append("hopper"))
+    other = hopper_backward.tensor_core_backward
+    monkeypatch.setattr(other, "backward", lambda *given: done.append("tensor_core"))
+    names = "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"
+    views: Any = {n: contiguous(1 << 20, problem.shapes["q"], "fp16") for n in names}
+    for strides in (views[name].strides, (0, 0, 0, 0)):
+        views[name] = views[name]._replace(strides=strides)
+        hopper_backward.backward(problem, **views, memory=None)
+    assert done == ["hopper", "tensor_core"]
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_score_changes_and_block_list(wide):
     rng = np.random.default_rng(1)

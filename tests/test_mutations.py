@@ -5,13 +5,12 @@ syntax trees. A mutant that survives must stand in `SURVIVORS` with the reason w
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from mutants import Mutant, sample
+from mutants import Mutant, copied, sample
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,10 +99,7 @@ def mistaken(name: str) -> Mutant:
 
 def is_noticed(mutant: Mutant, folder: Path) -> bool:
     """Run the tests of the mutated file on a copy of the project."""
-    for part in ("flash_numba", "simulator", "tests"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    copied(ROOT, folder)
     (folder / mutant.path).write_text(mutant.source, encoding="utf-8")
     tests = next(files for start, files in TESTS.items() if mutant.path.startswith(start))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("greenlet")
 
+from fake_gpu import CudaArray
 from test_tensor_core_threads import CASES, SIZES, stripes
 from traced_attention import REVERSED, blank, check, extra, random_problem, run, stored
 from traced_attention import truth as exact
@@ -127,6 +128,20 @@ def test_public_function_reaches_the_kernel(monkeypatch):
         if scale is None:
             gradients = {"dq": found.dq, "dk": found.dk, "dv": found.dv}
             check(problem, gradients, exact(problem, q, k, v, do, dlse))
+
+
+def test_a_dout_that_is_not_of_whole_chunks(monkeypatch):
+    """Neighbours in a row do not adjoin: elements are read one by one."""
+    install_traced(monkeypatch, 163)
+    monkeypatch.setattr(tensor_core_backward, "compute_capability", lambda: (8, 0))
+    problem, q, k, v, do = random_problem(**CASES["D64-causal-gqa"] | {"head_dim": 24})
+    apart = np.ascontiguousarray(do.transpose(0, 3, 2, 1)).transpose(0, 3, 2, 1)
+    q, k, v, apart = map(CudaArray, (q, k, v, apart))
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True, kernel="tensor_core")
+    given = apart, q, k, v, o, lse
+    found = flash_attention_backward(*given, causal=True, kernel="tensor_core")
+    gradients = {"dq": found.dq.array, "dk": found.dk.array, "dv": found.dv.array}
+    check(problem, gradients, exact(problem, q.array, k.array, v.array, do))
 
 
 TWO_KERNELS = "tensor_core_dq", "tensor_core_dkv"

@@ -7,6 +7,8 @@ Traced one after the other, as elsewhere, blocks are in order whatever they wait
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOptionalSubscript=false
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,10 @@ import test_tensor_core_gradients_threads as tensor_core  # noqa: E402
 from numba import cuda  # noqa: E402
 from traced_attention import check, random_problem, truth  # noqa: E402
 
+from flash_numba import masks  # noqa: E402
 from flash_numba.device.ptx import load_acquire, store_release  # noqa: E402
+from flash_numba.problem import Problem  # noqa: E402
+from flash_numba.tiling import BlockMask  # noqa: E402
 from simulator.threads import KernelError, trace  # noqa: E402
 
 TAKE_TURNS = "flash2_backward", "tensor_core_gradients", "hopper_backward"
@@ -64,6 +69,26 @@ def test_tensor_core(options, at_once):
 def test_hopper(name, at_once):
     hopper.check_gradients(*random_problem(**hopper.CASES[name]))
     assert at_once == ["hopper_backward"]
+
+
+def listed(tile_m, tile_n, **sizes):
+    """Five key tiles, of which a block list skips the second one."""
+    mask = masks.Mask("all but one", lambda batch, head, q_idx, k_idx, aux: k_idx // aux[0] != 1)
+    problem = Problem(seqlen_k=5 * tile_n, **sizes)
+    blocks = BlockMask.from_mask(replace(mask, aux=(tile_n,)), problem, tile_m, tile_n)
+    return random_problem(seqlen_k=5 * tile_n, **sizes, block_mask=blocks)
+
+
+def test_turns_of_a_block_list(at_once):
+    problem, q, k, v, do = listed(32, 16, seqlen_q=21, head_dim=20)
+    want = truth(problem, q, k, v, do)
+    out, lse = (np.asarray(x, np.float32) for x in (want.out, want.lse))
+    dq, dk, dv = flash2.backward(problem, q, k, v, out, lse, do)
+    check(problem, {"dq": dq, "dk": dk, "dv": dv}, want)
+    half = {"head_dim": 16, "dtype": "fp16"}
+    tensor_core.check_gradients(*listed(32, 32, seqlen_q=21, **half))
+    hopper.check_gradients(*listed(16, 128, seqlen_q=16, **half))
+    assert at_once == list(TAKE_TURNS)
 
 
 # What these tests rest on
