@@ -102,6 +102,8 @@ CASES = {
     "causal-more-queries": SIZES | {"seqlen_q": 70, "seqlen_k": 30, "causal": True},
     "window-lengths": SIZES
     | {"batch": 2, "seqlen_q": 20, "window": (9, 3), "key_lengths": np.array([0, 137])},
+    "lengths-within": SIZES
+    | {"batch": 2, "seqlen_q": 16, "seqlen_k": 128, "key_lengths": np.array([5, 70])},
     "one-tile": SIZES | {"seqlen_q": 5, "seqlen_k": 3},
     "wide-bf16": SIZES | {"head_dim": 128, "dtype": "bf16", "causal": True},
     "wider-v": SIZES | {"seqlen_q": 20, "seqlen_k": 40, "head_dim": 40, "head_dim_v": 128},

@@ -206,6 +206,21 @@ def test_find_gpu_answers_on_this_machine():
 # The way to a GPU and back
 
 
+def test_rows_that_the_copy_engine_cannot_read_are_another_rungs():
+    h200 = Gpu("H200", (9, 0))
+    assert look(PLAIN_HALF, h200).rung.name == "hopper"
+    choice = look(PLAIN_HALF, h200, aligned=False)
+    assert choice.rung.name == "tensor_core"
+    assert choice.reasons["hopper"].endswith("whose rows start on 16 bytes")
+
+
+def test_both_words_of_the_seed_arrive(monkeypatch):
+    functions, seed = install(monkeypatch), 2**40 + 3
+    q, k, v = map(CudaArray, arrays())
+    flash_attention(q, k, v, dropout_p=0.5, seed=seed)
+    assert functions.calls[0].problem.seed == seed
+
+
 def test_device_arrays_are_handed_over_as_they_are(monkeypatch):
     functions = install(monkeypatch)
     q, k, v = arrays()

@@ -13,6 +13,7 @@ from flash_numba import driver, launch
 from flash_numba.arrays import DeviceArray
 from flash_numba.device.numba_cuda import types
 from flash_numba.device.unroll import annotate_loops
+from flash_numba.kernels import arguments
 from flash_numba.kernels.arguments import tile_kinds
 from flash_numba.masks import Mask
 from flash_numba.packing import SeedWord, pack
@@ -122,6 +123,16 @@ def test_block_list_for_other_tiles(tiles):
         part = keep[m * tiles[0] : (m + 1) * tiles[0], n * tiles[1] : (n + 1) * tiles[1]]
         want = FULL if part.all() else PARTIAL if part.any() else SKIPPED
         assert kinds[1, 0, m, n] == want
+
+
+def test_each_pair_of_tile_sizes_has_a_list_of_its_own(monkeypatch):
+    monkeypatch.setattr(arguments, "upload", lambda values: (values, []))
+    mask = Mask("stripes", stripes)
+    listed = BlockMask.from_mask(mask, Problem(29, 43, 8), 6, 10)
+    problem = Problem(29, 43, 8, block_mask=listed)
+    for tile_m, tile_n in ((8, 16), (16, 8), (8, 16)):
+        *_, (kinds,), _ = arguments.extra_arguments(problem, tile_m, tile_n)
+        assert kinds.shape == (1, 1, -(-29 // tile_m), -(-43 // tile_n))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 4)}, {"window": (0, 0)}])

@@ -183,6 +183,13 @@ def test_the_same_plan_serves_other_memory(gpu):
     torch.testing.assert_close(found, reference_o(x, y, z))
 
 
+def test_slopes_that_ask_for_a_gradient_are_no_others(gpu):
+    q, k, v = (torch.randn(2, 9, 4, 8) for _ in "qkv")
+    flash_attention(q, k, v, alibi_slopes=SLOPES)
+    with pytest.raises(ValueError, match="alibi_slopes must not require a gradient"):
+        flash_attention(q, k, v, alibi_slopes=SLOPES.clone().requires_grad_())
+
+
 @pytest.mark.parametrize("name", ["mask", "bias", "alibi_slopes"])
 def test_tensors_are_read_anew(name, gpu):
     q, k, v = plain()

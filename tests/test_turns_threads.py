@@ -87,7 +87,8 @@ def test_turns_of_a_block_list(at_once):
     check(problem, {"dq": dq, "dk": dk, "dv": dv}, want)
     half = {"head_dim": 16, "dtype": "fp16"}
     tensor_core.check_gradients(*listed(32, 32, seqlen_q=21, **half))
-    hopper.check_gradients(*listed(16, 128, seqlen_q=16, **half))
+    # One block after all others: a turn that is not its own never comes.
+    hopper.check_gradients(*listed(16, 128, seqlen_q=16, **half), resident=1)
     assert at_once == list(TAKE_TURNS)
 
 
