@@ -53,6 +53,16 @@ def test_the_second_call_is_known(options, looked_up):
     assert type(found) is type(expected)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_no_known_call(looked_up):
+    q, k, v = tensors()
+    flash_attention(q, k, v)
+    with pytest.raises(TypeError, match="q must be a dense torch tensor, got one that is nested"):
+        flash_attention(torch.nested.nested_tensor(list(q)), k, v)
+    with pytest.raises(TypeError, match="q as a torch tensor and k as a NumPy array"):
+        flash_attention(q, k.numpy(), v)
+
+
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_gradients_of_a_known_call(return_lse, looked_up):
     results, given = [], tensors()

@@ -127,6 +127,7 @@ def _are_plain(q, k, v, optional) -> bool:
         and type(v) in _TENSORS
         and q.is_cuda
         and q.layout is k.layout is v.layout is torch.strided
+        and not (q.is_nested or k.is_nested or v.is_nested)
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and (not optional or all(map(_is_memory, optional)))
     )
