@@ -10,6 +10,7 @@ from flash_numba.kernels import hopper, hopper_backward
 from flash_numba.kernels.hopper_backward_tiles import hopper_backward_tiles
 
 torch = pytest.importorskip("torch")
+import beside_flash_attention_2 as beside  # noqa: E402
 from dense import attention  # noqa: E402
 from test_flash2_gpu import changes, gradient_tolerance, make, name, space_of  # noqa: E402
 
@@ -113,3 +114,9 @@ def test_the_same_bits_every_time(d, dtype, causal):
     first = backward(problem, *tensors)
     for _ in range(30):
         assert all(map(torch.equal, first, backward(problem, *tensors)))
+
+
+@beside.EACH_DTYPE
+@beside.EACH_SHAPE
+def test_gradients_as_accurate_as_flash_attention_2(d, causal, dtype):
+    beside.check_gradients(backward, d, causal, dtype)
