@@ -23,6 +23,7 @@ LIMIT = 8
 """Kinds of calls that are known, the latest."""
 
 _ALIGNMENT = 15
+_NESTED = "is_nested"
 _NO_SEED = (0, 0)
 
 _make_guard: Any = getattr(guards, "TensorGuards", None)
@@ -83,16 +84,12 @@ def repeated(
             and (scale is its_scale or (type(scale) is float and scale == its_scale))
             and (softcap is its_softcap or (type(softcap) is float and softcap == its_softcap))
             and (window is its_window or (is_window(window) and window == its_window))
-            and not any(map(_nested, (q, k, v)))
+            # Asked for strides that there are none of, a guard would end the process.
+            and not (q.is_nested or getattr(k, _NESTED, False) or getattr(v, _NESTED, False))
             and check(q, k, v)
         ):
             return run(q, k, v)
     return None
-
-
-def _nested(tensor) -> bool:
-    """Whether it is a tensor that has no strides: asked for them, a guard would end the process."""
-    return getattr(tensor, "is_nested", False)
 
 
 def is_window(window) -> bool:
