@@ -80,14 +80,13 @@ def make_operands(descriptor: int, size: int = 0) -> tuple[Any, Any]:
     keeps it: otherwise it works out every address anew in each turn of a loop, ahead of the
     product that needs it.
     """
-    low, high = I32(descriptor & 0xFFFFFFFF), I64(descriptor >> 32 << 32)
-    apart = I32(size // 16)
+    low, high, apart = descriptor & 0xFFFFFFFF, descriptor >> 32 << 32, size // 16
 
     def typing_of_first(typingctx, shared):
         def codegen(context, builder, signature, args):
             address = shared_address(context, builder, shared, args[0])
             units = builder.and_(builder.lshr(address, I32(4)), I32(0x3FFF))
-            own = builder.or_(units, low)
+            own = builder.or_(units, I32(low))
             (told,) = assembly(builder, "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", [own], [I32])
             return told
 
@@ -96,8 +95,8 @@ def make_operands(descriptor: int, size: int = 0) -> tuple[Any, Any]:
     def typing_of_number(typingctx, first, number):
         def codegen(context, builder, signature, args):
             which = context.cast(builder, args[1], number, types.int32)
-            start = builder.add(args[0], builder.mul(which, apart))
-            return builder.or_(builder.zext(start, I64), high)
+            start = builder.add(args[0], builder.mul(which, I32(apart)))
+            return builder.or_(builder.zext(start, I64), I64(high))
 
         return types.int64(first, number), codegen
 
