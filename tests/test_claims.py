@@ -2,16 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
+from itertools import count
 
 import pytest
 from typer.testing import CliRunner
 
-from simulator.claims import CLAIMS, TOPICS, VERDICTS, ledger, practice
+from simulator.accelerators import MI250_DIE, TPU_V4
+from simulator.claims import CLAIMS, TOPICS, VERDICTS, hardware, ledger, practice
 from simulator.claims.algorithm import right_gradient
 from simulator.claims.claim import UNCHECKABLE, UNMEASURED, claim
-from simulator.claims.evidence import Attention, off_by
+from simulator.claims.evidence import Attention, form, off_by
 from simulator.claims.memory import held
 from simulator.cli import app
+from simulator.hardware import A100, H100, roofline
 
 ROWS = {one.name: (one, found) for one, found in ledger()}
 
@@ -55,9 +59,65 @@ def test_only_these_cannot_be_checked_here():
     assert {name for name, (_, found) in ROWS.items() if found.verdict == UNCHECKABLE} == (
         MAY_BE_UNCHECKABLE
     )
-    for name in MAY_BE_UNCHECKABLE:
-        found = ROWS[name][1]
-        assert "would decide" in found.exact + found.measured, name
+
+
+@pytest.mark.parametrize("name", sorted(MAY_BE_UNCHECKABLE))
+def test_what_cannot_be_checked_has_a_bound(name, monkeypatch):
+    """It says if the claim is plausible, from counts and data sheets: with others, other numbers.
+
+    All of them are changed by factors of their own, so that no ratio stays.
+    """
+    claim, found = ROWS[name]
+    assert "would decide" in found.exact + found.measured
+    assert re.search(r"\b(not )?plausible\b", found.measured)
+    assert re.search(r"\d (TFLOP/s|GB|TB/s|ms|µs|bytes)\b|\d(x\b|%)", found.measured)
+    factors = count(2)
+
+    def other_form(*args, **kwargs):
+        counts = form(*args, **kwargs) * next(factors)
+        names = ("hbm_bytes", "sram_peak_bytes")
+        more = {name: (getattr(counts, name) or 0) * next(factors) for name in names}
+        return replace(counts, **more)
+
+    def slower(gpu, factor):
+        rates = {dtype: rate / factor for dtype, rate in gpu.tensor_flops_per_s.items()}
+        return replace(gpu, tensor_flops_per_s=rates)
+
+    for module in (practice, hardware):
+        monkeypatch.setattr(module, "form", other_form)
+        monkeypatch.setattr(module, "A100", slower(A100, 5))
+        monkeypatch.setattr(module, "H100", slower(H100, 7))
+    other = claim.check().measured
+    assert re.findall(r"[\d.,]+", other) != re.findall(r"[\d.,]+", found.measured)
+
+
+def test_bounds_follow_the_data_sheets():
+    """C49, C83 and C92 by hand: tiles against local memory, least times against each other."""
+    flash = form("flash2", 4096)
+    assert flash.sram_peak_bytes == (128 + 2 * 64) * 64 * 2
+    assert f"{flash.sram_peak_bytes:,} bytes at d=64" in ROWS["C83"][1].measured
+    assert f"{64 * 1024:,} bytes of local memory" in ROWS["C83"][1].measured
+    assert ROWS["C83"][1].measured.endswith("plausible with these tiles for d=64, d=128")
+    on_a100 = max(flash.hbm_bytes / 2039e9, flash.matmul_flops / 312e12)
+    for device, bandwidth, peak in ((MI250_DIE, 1638.4e9, 181.05e12), (TPU_V4, 1200e9, 275e12)):
+        least = max(flash.hbm_bytes / bandwidth, flash.matmul_flops / peak)
+        told = f"{device.name} {1e6 * least:.1f} µs ({least / on_a100:.1f}x)"
+        assert told in ROWS["C92"][1].measured
+    frame = form("flash2", 8192)
+    least = roofline(
+        A100,
+        hbm_bytes=8 * frame.hbm_bytes,
+        matmul_flops=8 * frame.matmul_flops,
+        exp_count=8 * frame.exp_count,
+        dtype="fp16",
+    ).total_s
+    assert f"at least {1e3 * least:.2f} ms a layer" in ROWS["C49"][1].measured
+    assert f"0.3 ms are {0.3e-3 / least:.0%} of a layer" in ROWS["C49"][1].measured
+
+
+@pytest.mark.parametrize("name", ["C05", "C40", "C55"])
+def test_what_was_measured_on_a_gpu_says_where_and_when(name):
+    assert re.search(r"NVIDIA \w+, 20\d\d-\d\d-\d\d", ROWS[name][1].measured)
 
 
 def test_verdicts():

@@ -84,6 +84,33 @@ def test_a_diagram_is_drawn_where_the_table_says(number):
         )
 
 
+def test_measured_points_stand_where_their_kernels_tiles_put_them():
+    """Intensity is that of the tiles that flash2's kernels take on that GPU."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("numba")
+    from simulator.course.limits import flash2_tiles, measured_roof
+    from simulator.hardware import H200
+    from simulator.theory import counts
+
+    tiles = {
+        ("forward", 64): (128, 64), ("forward", 128): (128, 32),
+        ("backward", 64): (32, 128), ("backward", 128): (64, 128),
+    }  # fmt: skip
+    rows = [
+        {"direction": direction, "head_dim": d, "seqlen": 1024, "causal": False, "batch": 1}
+        | {"heads": 1, "ms": 1.0}
+        for direction, d in tiles
+    ]
+    figure, text = measured_roof(H200, rows, "somewhere")
+    for row, line in zip(rows, figure.axes[0].lines[1:], strict=True):
+        direction, d = row["direction"], row["head_dim"]
+        problem = Problem(1024, 1024, d)
+        assert flash2_tiles(H200, problem, direction) == tiles[direction, d]
+        found = counts("flash2", problem, *tiles[direction, d], direction=direction)
+        assert line.get_xdata() == pytest.approx([found.matmul_flops / found.hbm_bytes])
+        assert f"{direction}, d={d}, {tiles[direction, d][0]}x{tiles[direction, d][1]}" in text
+
+
 def test_a_slider_shows_the_event_that_it_points_to(monkeypatch):
     pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")

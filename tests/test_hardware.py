@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from simulator import hardware
+from simulator import accelerators, hardware
 from simulator.hardware import GPUS, Gpu, roofline
 
 # Bus width (bit) and data rate (Gbit/s a pin) of the memory; operations a clock and SM of dense
@@ -132,3 +132,18 @@ def test_names_are_read_leniently(name):
 def test_an_unknown_name_says_what_there_is():
     with pytest.raises(ValueError, match=r"one of V100, T4, .*, B200; got 'H300'"):
         hardware.get("H300")
+
+
+@pytest.mark.parametrize(
+    ("device", "bits", "gbit_per_s", "flops_per_clock", "mhz"),
+    [
+        (accelerators.MI250_DIE, 4096, 3.2, 104 * 1024, 1700),
+        (accelerators.TPU_V4, 4096, 2.344, 2 * 4 * 128 * 128 * 2, 1050),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_accelerators_are_their_units_times_clocks(device, bits, gbit_per_s, flops_per_clock, mhz):
+    assert device.hbm_bytes_per_s == pytest.approx(bits / 8 * gbit_per_s * 1e9, rel=0.004)
+    assert device.matmul_flops_per_s == pytest.approx(flops_per_clock * mhz * 1e6, rel=0.004)
+    stated = {field.name for field in dataclasses.fields(device)} - {"name", "sources"}
+    assert device.sources.keys() == {name for name in stated if getattr(device, name) is not None}

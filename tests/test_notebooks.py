@@ -1,5 +1,7 @@
 """The notebooks are those of their sources, complete, accessible, and run as they are shown."""
 
+import ast
+import html
 import importlib.util
 import json
 import os
@@ -105,6 +107,77 @@ def test_pictures_have_text(name):
     assert len(shown) < 400_000
 
 
+RECORDS = {"results", "measured", "measured_steps", "measured_roof"}
+"""Functions that give, or draw, what was measured on a GPU."""
+
+
+def shows_records(source: str, known: set[str]) -> bool:
+    """Whether a cell makes use of a record; names that hold such go into `known`, or leave it."""
+    shown = False
+    for statement in ast.parse(re.sub(r"^(\s*)%.*", r"\1pass", source, flags=re.MULTILINE)).body:
+        nodes = list(ast.walk(statement))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        called = {getattr(func, "attr", getattr(func, "id", None)) for func in calls}
+        used = bool(called & RECORDS or ({node.id for node in names} - stored) & known)
+        known.difference_update(stored)
+        if used:
+            known.update(stored)
+        shown |= used
+    return shown
+
+
+def printed(cell: dict) -> str:
+    streams = [one for one in cell["outputs"] if one["output_type"] == "stream"]
+    return "".join("".join(one["text"]) for one in streams)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_that_show_a_record_print_gpu_and_date(name):
+    known: set[str] = set()
+    shown = 0
+    for cell in stored(name)["cells"]:
+        if cell["cell_type"] == "code" and shows_records("".join(cell["source"]), known):
+            text = printed(cell)
+            assert re.search(r"NVIDIA \w+\b", text), cell["source"]
+            assert re.search(r"\b20\d\d-\d\d-\d\d\b", text), cell["source"]
+            shown += 1
+    expected = {"07": 1, "08": 1, "09": 1, "10": 1, "11": 1, "12": 1, "14": 8, "15": 1}
+    assert shown == expected.get(name[:2], 0)
+
+
+def test_the_last_notebook_shows_every_claim_in_full():
+    """As text, and in HTML: the exact statement, the measurement and the verdict of each row."""
+    from simulator.claims import ledger
+
+    cells = stored(NAMES[-1])["cells"]
+    shown = {
+        kind: "".join(
+            "".join(one["data"][kind])
+            for cell in cells
+            for one in cell.get("outputs", ())
+            if kind in one.get("data", {})
+        )
+        for kind in ("text/plain", "text/html")
+    }
+    told = {}
+    for part in re.split(r"^(?=[CM]\d\d  )", shown["text/plain"], flags=re.MULTILINE)[1:]:
+        told[part[:3]] = settled_numbers(part)
+    page = settled_numbers(html.unescape(shown["text/html"]))
+    for claim, found in ledger():
+        assert settled_numbers(f"{found.verdict.upper()}: {found.exact}") in told[claim.name]
+        assert settled_numbers(found.measured) in told[claim.name]
+        between = '</td><td style="text-align: left">'
+        row = between.join((claim.text, found.verdict, found.exact, found.measured))
+        assert settled_numbers(row) in page
+    assert {f"C{number:02}" for number in range(1, 96)} <= told.keys()
+
+
+def settled_numbers(text: str) -> str:
+    return re.sub(r"\d(\.\d+)?e-\d+", "#", text)  # rounding errors
+
+
 def test_every_puzzle_is_set_and_solved():
     from simulator.grade import PUZZLES
 
@@ -125,7 +198,7 @@ def texts(notebook: dict) -> list[str]:
             else:
                 parts.append("".join(one["data"]["text/plain"]))
         text = "".join(parts)
-        found.append(re.sub(r"\d(\.\d+)?e-\d+", "#", text))  # rounding errors
+        found.append(settled_numbers(text))
     return found
 
 

@@ -82,6 +82,11 @@ def holds_if(true: bool | np.bool_) -> str:
     return HOLDS if true else WRONG
 
 
+def plausible_if(possible: bool | np.bool_) -> str:
+    """What a bound says of a claim that nothing here decides."""
+    return "plausible" if possible else "not plausible"
+
+
 def conditional_if(true: bool | np.bool_) -> str:
     """`CONDITIONS` or `WRONG`."""
     return CONDITIONS if true else WRONG

@@ -4,7 +4,7 @@ Needs the extra ``tutorials`` (matplotlib, ipywidgets). Every picture is drawn f
 run's event log, in colours that people with colour blindness tell apart, and comes with its text.
 
 Reading order: `notebook`, `stepping`, `style`, `hierarchy`, `flow`, `tiles`, `limits`, `sharing`,
-`cores`, `live`.
+`cores`, `ledger`, `live`.
 """
 
 from .notebook import begin, show

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
 from flash_numba.problem import Problem
 
 from ..claims.evidence import best_rates, measured_on
@@ -112,8 +113,16 @@ def break_even(d: int, N: int) -> Picture:
     return figure, text
 
 
+def flash2_tiles(gpu: Gpu, problem: Problem, direction: str) -> tuple[int, int]:
+    """Query rows and keys of the tiles that flash2's kernel takes on a GPU: (tile_m, tile_n)."""
+    choose = forward_tiles if direction == "forward" else backward_tiles
+    spec = Spec.of(problem, vectors=True)
+    tiles = choose(spec, gpu.compute_capability, gpu.shared_bytes_per_block)
+    return tiles.tile_m, tiles.tile_n
+
+
 def measured_roof(gpu: Gpu, rows: list[dict], where: str) -> Picture:
-    """Measured rows of a benchmark under the fp32 roof of their GPU."""
+    """Measured rows of flash2 in fp32 under the roof of their GPU, with its kernels' own tiles."""
     peak, width = gpu.matmul_flops_per_s("fp32"), gpu.hbm_bytes_per_s
     figure, ax = axes(7, 3.4)
     intensity = np.logspace(0, 3, 200)
@@ -126,25 +135,28 @@ def measured_roof(gpu: Gpu, rows: list[dict], where: str) -> Picture:
     }
     told = []
     for (direction, d), (colour, marker) in looks.items():
-        reached = []
+        reached, shapes = [], set()
         for row in rows:
             if (row["direction"], row["head_dim"]) != (direction, d):
                 continue
             problem = Problem(row["seqlen"], row["seqlen"], d, causal=row["causal"])
-            found = counts("flash2", problem, 64, 64, direction=direction)
+            tiles = flash2_tiles(gpu, problem, direction)
+            shapes.add(f"{tiles[0]}x{tiles[1]}")
+            found = counts("flash2", problem, *tiles, direction=direction)
             flops = found.matmul_flops * row["batch"] * row["heads"]
             reached.append((found.matmul_flops / found.hbm_bytes, flops / row["ms"] / 1e9))
-        label = f"{direction}, d={d}"
+        label = f"{direction}, d={d}, {' or '.join(sorted(shapes))}"
         ax.plot(*zip(*reached, strict=True), marker, color=colour, label=label, alpha=0.7)
-        told.append(f"{label} reaches up to {max(rate for _, rate in reached):.0f} TFLOP/s")
+        ratio, rate = (max(column) for column in zip(*reached, strict=True))
+        told.append(f"{label} does up to {ratio:.0f} FLOPs a byte and {rate:.0f} TFLOP/s")
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlabel("FLOPs a byte of HBM, tiles of 64")
+    ax.set_xlabel("FLOPs a byte, every tile taken from HBM")
     ax.set_ylabel("TFLOP/s")
     ax.legend(fontsize=8)
     text = (
-        f"Measured in fp32 ({where}) under the roof of an {gpu.name}, {width / 1e12:.1f} TB/s and "
-        f"{peak / 1e12:.0f} TFLOP/s: "
+        f"flash2 in fp32 ({where}) under the roof of an {gpu.name}, {width / 1e12:.1f} TB/s and "
+        f"{peak / 1e12:.0f} TFLOP/s, by tiles of queries x keys: "
     )
     return figure, text + "; ".join(told) + "."
 

@@ -146,10 +146,11 @@ show(*roof(A100, 4096, 64, [64, 128, 256]))
 # from shared memory more often. What is `local` did not fit into registers.
 
 # %%
-from simulator.claims.evidence import results
+from simulator.claims.evidence import measured_on, results
 from simulator.course.limits import measured_tiles
 
 stored = results("h200_tiles")
+print(f"fp16, measured on {measured_on(stored)}, driver {stored['machine']['driver']}")
 show(*measured_tiles(stored))
 for row in stored["rows"]:
     if row["seqlen"] == 8192:

@@ -86,6 +86,7 @@ forward = {
     if (row["direction"], row["head_dim"]) == ("forward", 64)
 }
 lengths = sorted(forward)
+print(f"d=64, {where}")
 for short, long in pairwise(lengths):
     a_sequence = 2 * forward[long] / forward[short]
     print(f"N = {short:5,} → {long:5,}: a sequence takes {a_sequence:.2f} times as long")
@@ -99,11 +100,12 @@ for short, long in pairwise(lengths):
 # ## Under the roof
 #
 # Where do the measured kernels stand below the roof of notebook 7? Traffic is what the closed form
-# counts, every tile taken from HBM.
+# counts for the tiles that each kernel takes (queries x keys), every tile taken from HBM.
 
 # %%
-from simulator.course.limits import measured_roof
+from simulator.course.limits import flash2_tiles, measured_roof
 
+print(where)
 show(*measured_roof(gpu, rows, where))
 
 # %% [markdown]
@@ -115,7 +117,7 @@ show(*measured_roof(gpu, rows, where))
 peak = gpu.fp32_flops_per_s / 1e12
 best = max(rows, key=lambda row: row["tflops"])
 print(f"data sheet {peak:.1f} TFLOP/s in fp32; best measured {best['tflops']:.1f}")
-print(f"({best['direction']}, d={best['head_dim']}, N={best['seqlen']:,})")
+print(f"({best['direction']}, d={best['head_dim']}, N={best['seqlen']:,}; {where})")
 
 # %% [markdown]
 # ## Counters against counts
@@ -158,7 +160,9 @@ print(f"bytes read: tile simulator {simulated:,}, closed form {form:,}, ", end="
 print(f"threads {four_ways.by_threads(reports, row.skip)[0]:,}")
 hardware = four_ways.measured(row.case, reports)
 told = "not counted since the kernel changed" if hardware is None else f"{hardware[0]:,}"
-print(f"sectors read: threads {four_ways.sectors(reports)[0]:,}, Nsight Compute {told}")
+counted_on = measured_on(results("h200_counters"))
+print(f"sectors read: threads {four_ways.sectors(reports)[0]:,}, ", end="")
+print(f"Nsight Compute {told} ({counted_on})")
 
 # %% [markdown]
 # More sectors than the bytes fill: some of its warps take parts of sectors. Which line does it?
@@ -170,8 +174,9 @@ print(f"sectors read: threads {four_ways.sectors(reports)[0]:,}, Nsight Compute 
 # HBM once and from L2 after that, if L2 still has it. Nsight Compute counts the bytes that HBM
 # really gave (`dram__bytes_read`, by `benchmarks/counters.py`).
 #
-# **Predict** for 16 heads with N = 1,024 in fp32: which of the three programs reads more from HBM
-# than its inputs, which as much? Q, K and V are the least that anybody can read.
+# **Predict** for N = 1,024 in fp32, with 16 heads - 32 for standard attention, whose S and P are
+# then larger than L2: which of the three programs reads more from HBM than its inputs, which as
+# much? Q, K and V are the least that anybody can read.
 
 # %%
 from flash_numba.problem import Problem
@@ -179,16 +184,20 @@ from simulator import theory
 
 stored = results("h200_counters")
 print(f"{measured_on(stored)}; MB read, all heads")
-print("program    by all tiles   by HBM   inputs")
-for program, tile in (("standard", (64, 64)), ("flash1", (128, 64)), ("flash2", (128, 64))):
-    case = stored["cases"][f"{program}-forward-large"]
+print("program    heads   by all tiles   by HBM   inputs")
+cases = ("standard-forward-past-l2", "flash1-forward-large", "flash2-forward-large")
+for case_name in cases:
+    program, case = case_name.split("-")[0], stored["cases"][case_name]
     problem = Problem(**case["problem"])
-    name = "tiled" if program == "standard" else program
+    name, tile = program, flash2_tiles(H200, problem, "forward")  # flash1 takes the same
+    if program == "standard":
+        name, tile = "tiled", (64, 64)
     form = theory.counts(name, problem, *tile, direction="forward", all_heads=True)
     dram = sum(launch["counters"]["dram__bytes_read.sum"] for launch in case["launches"])
     inputs = 3 * 4 * problem.seqlen_q * problem.head_dim * problem.num_heads
     tiles = 4 * form.hbm_read_elements
-    print(f"{program:9} {tiles / 1e6:13.1f} {dram / 1e6:8.1f} {inputs / 1e6:8.1f}")
+    print(f"{program:9} {problem.num_heads:6}", end=" ")
+    print(f"{tiles / 1e6:14.1f} {dram / 1e6:8.1f} {inputs / 1e6:8.1f}")
 
 # %% [markdown]
 # FlashAttention's tiles are few enough for L2, so that HBM gives each input once. S and P of
@@ -224,10 +233,12 @@ for name in ("tiled", "flash1", "flash2"):
 # counted work can have cost.
 
 # %%
+print(where)
 for row in rows:
     if row["direction"] == "forward" and gpu.name in BOARD_WATTS:
         problem = Problem(row["seqlen"], row["seqlen"], row["head_dim"], causal=row["causal"])
-        counts = theory.counts("flash2", problem, 128, 64, direction="forward")
+        tiles = flash2_tiles(gpu, problem, "forward")
+        counts = theory.counts("flash2", problem, *tiles, direction="forward")
         spent = row["batch"] * row["heads"] * energy(counts, "fp32").total_j
         bound = at_most(gpu.name, row["ms"] / 1e3)
         print(f"d={row['head_dim']:3} N={row['seqlen']:5,}: counted {spent:4.2f} J of", end=" ")

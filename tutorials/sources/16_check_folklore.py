@@ -22,6 +22,7 @@ from collections import Counter
 
 from simulator.claims import CLAIMS, TOPICS, ledger
 from simulator.course import begin
+from simulator.course.ledger import display_ledger
 
 begin()
 
@@ -111,17 +112,19 @@ tell("C67", "C85", "C91")
 # %% [markdown]
 # ## All of it
 #
+# Every claim with the exact statement, the numbers and the verdict: open a topic. What was measured
+# on a GPU says on which, and when.
+
+# %%
+display_ledger(rows)
+
+# %% [markdown]
 # `flash-numba claims --topic memory` prints a topic, `flash-numba claims C20` one claim in full,
 # and `simulator/claims` is the code. Read one: the docstring is the claim, and the verdict follows
 # from the number.
 
 # %%
 print(inspect.getsource(CLAIMS["M01"].check))
-by_verdict = {}
-for claim, found in rows:
-    by_verdict.setdefault(found.verdict, []).append(claim.name)
-for verdict, names in sorted(by_verdict.items(), key=lambda one: -len(one[1])):
-    print(f"{verdict} ({len(names)}): {' '.join(names)}")
 
 # %% [markdown]
 # ## Exercises
