@@ -55,6 +55,9 @@ def grade(puzzle: str, fn: Callable, seconds: float = LIMIT_S) -> Grade:
             return Grade(puzzle, True, chosen.check(fn))
     except Wrong as error:
         return error.grade(puzzle)
+    except SystemExit as error:  # no Exception, and it would end the one who asks
+        why = "fails: SystemExit: an answer returns, it does not end Python"
+        return Wrong(why, place_of(error, file)).on("", fn).grade(puzzle)
     except Endless as error:
         why = f"still runs after {seconds:g} s of computing: does its loop ever end?"
         return Wrong(why, place_of(error, file)).on("", fn).grade(puzzle)

@@ -226,6 +226,33 @@ def test_an_answer_that_never_ends_is_stopped(puzzle, elsewhere):
     assert found[0].line > min(number for number, line in enumerate(lines) if "while" in line)
 
 
+ENDING = {
+    "tallest_tile": "def tallest_tile(d, sram_bytes):\n    raise SystemExit(3)\n",
+    "double_q": "def double_q(gpu):\n    import sys\n    sys.exit()\n",
+    "scale_kernel": """
+import sys
+
+from numba import cuda
+
+
+@cuda.jit
+def scale_kernel(x, y, a):
+    sys.exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("puzzle", ENDING)
+def test_an_answer_that_ends_python_fails(puzzle):
+    source = ENDING[puzzle]
+    found = grade(puzzle, function_of(Answer(puzzle, "ending", source)))
+    assert not found
+    assert "SystemExit: an answer returns" in found.message
+    lines = source.splitlines()
+    assert found.line is not None
+    assert re.search(r"sys\.exit\(|raise", lines[found.line - 1])
+
+
 def test_a_limit_that_is_not_reached_changes_nothing():
     with time_limit(0.2):
         pass

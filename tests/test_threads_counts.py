@@ -30,6 +30,20 @@ def test_neighbours_share_sectors():
     assert load.partial == 0
 
 
+def test_which_warps_took_part():
+    @cuda.jit
+    def odd(x, y):
+        i = cuda.grid(1)
+        if i // 32 % 2:
+            y[i] = x[i]
+
+    for kernel, warps in ((kernels.copy, {0, 1, 2}), (odd, {1})):
+        report = trace(kernel)[1, 96](vector(96), empty(96))
+        assert {entry.warps for entry in report.entries} == {frozenset(warps)}
+    report = trace(kernels.copy, blocks="representative")[4, 64](vector(256), empty(256))
+    assert {entry.warps for entry in report.entries} == {frozenset({0, 1})}
+
+
 def test_real_alignment_counts():
     base = vector(65)
     report = trace(kernels.copy)[1, 32](base[1:33], empty(32))

@@ -35,6 +35,17 @@ def naive():
     return trace(kernels.make_naive())[2, 32](*arrays, empty(64, 64), np.float32(1))
 
 
+def test_as_text_it_shows_nothing_in_a_notebook(naive, monkeypatch):
+    """rich would display an empty output beside the text that is printed."""
+    shown = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *parts: shown.append(parts))
+    Console().print("what rich shows by itself")
+    assert len(shown) == 1
+    assert "shared" in str(naive)
+    assert len(shown) == 1
+
+
 def line_of(report, source: str) -> int:
     (line,) = {one.site.place.line for one in report.entries if one.site.place.text == source}
     return line

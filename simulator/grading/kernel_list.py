@@ -136,6 +136,7 @@ shuffles.""",
         loads=lambda c: {"x": size(c)},
         stores=lambda c: {"y": c.N},
         sectors=lambda c: {"x": coalesced(c)},
+        loading_warps=lambda c: min(2, -(-c.M // 32)),
         shared=lambda c: 4 * 64,
         cases=(Case(2, 64), Case(3, 150), Case(2, 7)),
         mistakes={
@@ -147,8 +148,9 @@ shuffles.""",
     KernelPuzzle(
         name="row_lse_kernel",
         statement="""y[row] = log(sum(exp(x[row, :]))) for a matrix of N x M: one warp (32
-threads, one block) a row, each element loaded *once*, coalesced, whatever M is. Scores may be in
-the hundreds. This is the online softmax, first within a lane and then across the lanes.""",
+threads, one block) a row, each element loaded *once*, by all the lanes and coalesced, whatever M
+is. Scores may be in the hundreds. This is the online softmax, first within a lane and then across
+the lanes.""",
         hints=(
             "A lane keeps its own maximum and sum over every 32nd element, as in online_lse.",
             "Two pairs (m, l) merge into m_new = max(m_a, m_b), l = l_a exp(m_a - m_new) + l_b "
@@ -165,6 +167,7 @@ the hundreds. This is the online softmax, first within a lane and then across th
         loads=lambda c: {"x": size(c)},
         stores=lambda c: {"y": c.N},
         sectors=lambda c: {"x": coalesced(c)},
+        requests=lambda c: c.N * -(-c.M // 32),
         shared=lambda c: 4 * 64,
         cases=(
             Case(3, 64),

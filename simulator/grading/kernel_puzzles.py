@@ -37,6 +37,11 @@ class KernelPuzzle:
         memory.
     sectors : callable
         Of a `Case`: the most 32-byte sectors that loads and stores of an array may touch.
+    loading_warps : callable
+        Of a `Case`: how many warps of a block must load from global memory.
+    requests : callable
+        Of a `Case`: the most instructions of warps that may load from global memory; None for any
+        number.
     shared, local : callable
         Of a `Case`: bytes of shared memory of a block, of local arrays of a thread.
     shared_loads : callable
@@ -57,6 +62,8 @@ class KernelPuzzle:
     stores: Callable[[Case], Elements]
     cases: tuple[Case, ...]
     sectors: Callable[[Case], Elements] = lambda case: {}
+    loading_warps: Callable[[Case], int] = lambda case: 0
+    requests: Callable[[Case], int | None] = lambda case: None
     shared: Callable[[Case], int] = lambda case: 0
     local: Callable[[Case], int] = lambda case: 0
     shared_loads: Callable[[Case], int | None] = lambda case: None
@@ -89,6 +96,7 @@ class KernelPuzzle:
                 report, arrays = self._run(answer, case)
                 self._check_numbers(report, arrays, renamed, case)
                 self._check_traffic(report, arrays, renamed, case)
+                self._check_sharing(report, case)
             except Wrong as error:
                 sizes = f"N={case.N}, M={case.M}, {case.scores} scores"
                 raise error.on(sizes, answer) from error.__cause__
@@ -179,6 +187,28 @@ class KernelPuzzle:
                     f"takes {held:,} bytes {what}, where {most:,} are enough, and nothing that "
                     "grows with N or M may be among them"
                 )
+
+    def _check_sharing(self, report: Report, case: Case) -> None:
+        """All warps, and all lanes of a warp, must take their share of the loads."""
+        found = [
+            entry.warps
+            for entry in report.entries
+            if (entry.site.operation, entry.memory.space) == ("load", "global")
+        ]
+        warps, least = len(frozenset().union(*found)), self.loading_warps(case)
+        if warps < least:
+            raise Wrong(
+                f"is run by {warps} of the {least} warps of a block, while the others load "
+                "nothing: all threads must share the work",
+                dearest(report, "load", None),
+            )
+        requests, most = report.count("global", "load").instructions, self.requests(case)
+        if most is not None and requests > most:
+            raise Wrong(
+                f"takes {requests:,} instructions of a warp to load, where {most:,} are enough: "
+                "all lanes must share the work",
+                dearest(report, "load", None),
+            )
 
 
 def unwritten(array: np.ndarray) -> np.ndarray:

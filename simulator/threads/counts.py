@@ -76,6 +76,8 @@ class Counter:
         One number a field of `Count`.
     worst : dict of (code, memory number) to (cost, addresses, warp)
         The dearest instruction of each.
+    warps : dict of (code, memory number) to set of int
+        Which warps had such instructions, numbered over the blocks that run at once.
     barriers : Counter of Place
         Barriers that blocks met in.
     """
@@ -91,6 +93,7 @@ class Counter:
         """Forget all counts."""
         self.totals: dict[tuple[int, int], np.ndarray] = {}
         self.worst: dict[tuple[int, int], tuple[int, np.ndarray, int]] = {}
+        self.warps: dict[tuple[int, int], set[int]] = {}
         self.barriers: Tally[Place] = Tally()
 
     def same(self, other: Counter) -> bool:
@@ -107,6 +110,7 @@ class Counter:
             self.barriers[place] += times * count
         for key, total in other.totals.items():
             self.totals[key] = self.totals.get(key, 0) + times * total
+            self.warps.setdefault(key, set()).update(other.warps[key])
             known = self.worst.get(key)
             if known is None or other.worst[key][0] > known[0]:
                 self.worst[key] = other.worst[key]
@@ -148,6 +152,9 @@ class Counter:
         for key, total in zip(unique.tolist(), sums, strict=True):
             pair = divmod(key, len(self.memories))
             self.totals[pair] = self.totals.get(pair, 0) + total
+        for one in np.unique(keys * len(lanes_of_warp) + warps).tolist():
+            key, warp = divmod(one, len(lanes_of_warp))
+            self.warps.setdefault(divmod(key, len(self.memories)), set()).add(warp)
 
     def add_moved(self, moved: dict) -> None:
         """Sectors of bulk copies, by (code, memory) of accesses that were added."""

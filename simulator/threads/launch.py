@@ -153,9 +153,14 @@ class Launch:
     def _report(self, counter, blocks, sampled=()) -> Report:
         sites = self.runtime.log.sites
         entries = [
-            Entry(sites[code], memory, Count(*map(int, total)), counter.worst[code, number][1])
+            Entry(
+                sites[code],
+                counter.memories[number],
+                Count(*map(int, total)),
+                counter.worst[code, number][1],
+                frozenset(counter.warps[code, number]),
+            )
             for (code, number), total in sorted(counter.totals.items())
-            for memory in [counter.memories[number]]
         ]
         return Report(
             self.function.__name__,

@@ -51,12 +51,15 @@ class Entry:
     count : Count
     worst : int array (32)
         Addresses of the lanes in the dearest instruction, -1 for lanes that take no part.
+    warps : frozenset of int
+        Warps that took part in any block, numbered over the blocks that run at once.
     """
 
     site: Site
     memory: Memory
     count: Count
     worst: np.ndarray
+    warps: frozenset[int]
 
     @property
     def size(self) -> int:
@@ -299,7 +302,8 @@ class Report:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=100, color_system=None)
+        # In a notebook, rich would show the text by itself, besides what is captured.
+        console = Console(width=100, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(self)
         return capture.get()

@@ -83,6 +83,19 @@ def sum_one_warp(x, y):
 
 
 @cuda.jit
+def sum_by_the_first_warp(x, y):
+    t = cuda.threadIdx.x
+    if t < 32:
+        mine = float32(0)
+        for c in range(t, x.shape[1], 32):
+            mine += x[cuda.blockIdx.x, c]
+        for k in (16, 8, 4, 2, 1):
+            mine += cuda.shfl_xor_sync(0xFFFFFFFF, mine, k)
+        if t == 0:
+            y[cuda.blockIdx.x] = mine
+
+
+@cuda.jit
 def sum_barrier_in_branch(x, y):
     part = cuda.shared.array(64, float32)
     t = cuda.threadIdx.x
@@ -169,6 +182,26 @@ def lse_naive(x, y):
 
 
 @cuda.jit
+def lse_by_half_a_warp(x, y):
+    lane, row = cuda.threadIdx.x, cuda.blockIdx.x
+    top, total = float32(-1e30), float32(0)
+    if lane < 16:
+        for c in range(lane, x.shape[1], 16):
+            s = x[row, c]
+            new = max(top, s)
+            total = total * math.exp(top - new) + math.exp(s - new)
+            top = new
+    for k in (16, 8, 4, 2, 1):
+        other_top = cuda.shfl_xor_sync(0xFFFFFFFF, top, k)
+        other_total = cuda.shfl_xor_sync(0xFFFFFFFF, total, k)
+        new = max(top, other_top)
+        total = total * math.exp(top - new) + other_total * math.exp(other_top - new)
+        top = new
+    if lane == 0:
+        y[row] = top + math.log(total)
+
+
+@cuda.jit
 def lse_two_passes(x, y):
     lane, row = cuda.threadIdx.x, cuda.blockIdx.x
     top, total = float32(-math.inf), float32(0)
@@ -225,6 +258,7 @@ ANSWERS = {
             (sum_tree_one_barrier, r"race|barrier|sync|wait"),
             (sum_everyone_stores, r"race|\by\b|written"),
             (sum_one_warp, r"\by\b"),
+            (sum_by_the_first_warp, r"1 of the 2 warps of a block"),
             (sum_barrier_in_branch, r"barrier|sync|deadlock|wait"),
             (sum_first_64, r"\by\b|\bx\b"),
         ],
@@ -234,6 +268,7 @@ ANSWERS = {
         "wrong": [
             (lse_starts_at_zero, r"start|-inf"),
             (lse_naive, r"\by\b|overflow|inf"),
+            (lse_by_half_a_warp, r"all lanes must share"),
             (lse_two_passes, r"\bx\b|once|twice|load"),
             (lse_lanes_not_rescaled, r"\by\b"),
             (lse_nan_for_short_rows, r"NaN|\by\b"),
