@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 
+from . import learn
 from .installation import Facts, look
 from .restart import restart_advice
 
@@ -111,7 +112,7 @@ def judge(facts: Facts) -> list[Verdict]:
         _launch_kernels(facts),
         _optional(facts, "torch", "tests against PyTorch"),
         _optional(facts, "safetensors", "input from .safetensors"),
-        _optional(facts, "jupyterlab", "the course of notebooks", extra="tutorials"),
+        _course(facts),
     ]
 
 
@@ -147,12 +148,21 @@ def _launch_kernels(facts: Facts) -> Verdict:
     return Verdict(what, True, f"numba-cuda {have['numba-cuda']} and {facts.gpus[0]['name']}")
 
 
-def _optional(facts: Facts, package: str, what: str, extra: str | None = None) -> Verdict:
+def _optional(facts: Facts, package: str, what: str) -> Verdict:
     if version := facts.packages.get(package):
         return Verdict(what, True, f"{package} {version}")
     return Verdict(
-        what, False, f"{package} is not installed", f"pip install 'flash-numba[{extra or package}]'"
+        what, False, f"{package} is not installed", f"pip install 'flash-numba[{package}]'"
     )
+
+
+def _course(facts: Facts) -> Verdict:
+    what, have = "the course of notebooks", facts.packages
+    server, missing = learn.needs(lambda name: bool(have.get(name)))
+    if server is None or missing:
+        why = f"not installed: {', '.join(missing)}"
+        return Verdict(what, False, why, "pip install 'flash-numba[tutorials]'")
+    return Verdict(what, True, f"{server} {have[server]}")
 
 
 def _at_least(version: str | None, *least: int) -> bool:

@@ -26,6 +26,9 @@ PACKAGES = (
     "ml_dtypes",
     "safetensors",
     "jupyterlab",
+    "notebook",
+    "matplotlib",
+    "ipywidgets",
     "cuda-toolkit",
 )
 VARIABLES = ("NUMBA_ENABLE_CUDASIM", "NUMBA_FORCE_CUDA_CC", "NUMBA_DISABLE_JIT")

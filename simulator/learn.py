@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,8 +12,25 @@ TUTORIALS = Path(__file__).parents[1] / "tutorials"
 """They come with the repository, not with the package."""
 
 FIRST = "01_start_here.ipynb"
+SERVERS = ("jupyterlab", "notebook")
+"""What can show the notebooks, the preferred one first."""
+PICTURES = ("matplotlib", "ipywidgets")
+
 INSTALL = f"{sys.executable} -m pip install 'flash-numba[tutorials]'"
 """Into the Python that runs this, which may not be the one of the shell's `pip`."""
+
+
+def needs(has: Callable[[str], bool]) -> tuple[str | None, list[str]]:
+    """What shows the notebooks, and what they need that is missing.
+
+    Parameters
+    ----------
+    has : callable
+        Of a package's name: whether it is installed.
+    """
+    server = next(filter(has, SERVERS), None)
+    missing = [name for name in PICTURES if not has(name)]
+    return server, missing if server else [*missing, "jupyter"]
 
 
 def command(tutorials: Path = TUTORIALS) -> list[str]:
@@ -29,15 +46,8 @@ def command(tutorials: Path = TUTORIALS) -> list[str]:
             f"the notebooks must lie in {tutorials}, they do not: they come with the repository, "
             "and `pip install -e .` in a clone of it finds them"
         )
-    missing = [name for name in ("matplotlib", "ipywidgets") if find_spec(name) is None]
-    if find_spec("jupyterlab") is not None:
-        server = "jupyterlab"
-    elif find_spec("notebook") is not None:
-        server = "notebook"
-    else:
-        missing.append("jupyter")
-        server = ""
-    if missing:
+    server, missing = needs(lambda name: find_spec(name) is not None)
+    if server is None or missing:
         raise ValueError(f"the notebooks need {', '.join(missing)}, not installed here: {INSTALL}")
     return [sys.executable, "-m", server, str(tutorials / FIRST)]
 

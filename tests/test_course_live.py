@@ -1,17 +1,20 @@
 """Times in notebooks: committed ones say so, others are measured."""
 
+import sys
+
 import fake_gpu
 import pytest
 
 pytest.importorskip("numba")
 
+from flash_numba.ladder import NoGpu
 from simulator.bench.cells import Cell
 from simulator.claims.evidence import results
 from simulator.course import live
 
 
 def test_without_a_gpu_committed_rows_are_shown(monkeypatch):
-    monkeypatch.setattr(live, "_find", lambda: None)
+    monkeypatch.setattr(live, "_find", lambda: live.NO_GPU)
     rows, where = live.measured(
         "h200_fp16", rungs=("hopper",), directions=("forward",), masks=("causal",), head_dims=(64,)
     )
@@ -26,7 +29,7 @@ def test_without_a_gpu_committed_rows_are_shown(monkeypatch):
 
 
 def test_steps_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(live, "_find", lambda: None)
+    monkeypatch.setattr(live, "_find", lambda: live.NO_GPU)
     cell = Cell("forward", "fp32", 64, 4096, False, 4, 32)
     rows, where = live.measured_steps({}, cell)
     assert [row["step"] for row in rows] == [
@@ -35,8 +38,19 @@ def test_steps_without_a_gpu(monkeypatch):
     assert "no GPU here" in where
 
 
+def test_why_times_are_committed_ones(monkeypatch):
+    """A GPU that torch is missing for is not said to be missing."""
+    monkeypatch.setattr(live.ladder, "find_gpu", lambda: fake_gpu.GPU)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    _, where = live.measured("h200_fp16", rungs=("hopper",), head_dims=(64,))
+    assert where.endswith(f"(the {fake_gpu.GPU.name} here is not timed: torch is not installed)")
+    monkeypatch.setattr(live.ladder, "find_gpu", lambda: NoGpu("the driver found none"))
+    _, where = live.measured("h200_fp16", rungs=("hopper",), head_dims=(64,))
+    assert where.endswith("(no GPU here)")
+
+
 def test_unknown_results(monkeypatch):
-    monkeypatch.setattr(live, "_find", lambda: None)
+    monkeypatch.setattr(live, "_find", lambda: live.NO_GPU)
     with pytest.raises(ValueError, match="got 'nothing'"):
         live.measured("nothing")
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from simulator import doctor, installation
+from simulator import doctor, installation, learn
 from simulator.doctor import Report, examine, judge, problems
 from simulator.installation import Facts, ask_driver, look
 
@@ -17,6 +17,8 @@ VERSIONS: dict[str, str | None] = {
     "torch": "2.13.0",
     "safetensors": "0.8.0",
     "jupyterlab": "4.5.0",
+    "matplotlib": "3.10.0",
+    "ipywidgets": "8.1.5",
     "cuda-toolkit": "13.0.2",
 }
 LINUX = Facts(python="3.13.0", system="Linux x86_64", packages=VERSIONS)
@@ -103,6 +105,30 @@ def test_a_missing_toolkit_is_named_with_the_extra_that_brings_it():
     verdict = launching(but(cuda_toolkit=None))
     assert verdict.works
     assert "[cu13]" in (verdict.install or "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "works"),
+    [("jupyterlab", False), ("matplotlib", False), ("ipywidgets", False), ("notebook", True)],
+)
+def test_the_course_needs_what_learn_needs(monkeypatch, missing, works):
+    def course(facts):
+        *_, verdict = judge(facts)
+        return verdict
+
+    monkeypatch.setattr(learn, "find_spec", lambda name: VERSIONS.get(name.replace("_", "-")))
+    assert learn.command()[2] == "jupyterlab"
+    assert course(dataclasses.replace(H200, packages={**VERSIONS, missing: None})).works == works
+    monkeypatch.setattr(
+        learn, "find_spec", lambda name: None if name == missing else VERSIONS.get(name)
+    )
+    if works:
+        assert learn.command()
+    else:
+        with pytest.raises(ValueError, match="jupyter" if "jupyter" in missing else missing):
+            learn.command()
+    other = course(but(jupyterlab=None, notebook="7.5.0"))
+    assert (other.works, other.why) == (True, "notebook 7.5.0")
 
 
 def test_without_numba_the_simulator_still_works():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from flash_numba import ladder
+
 from ..bench import gpu as gpus
 from ..bench.cells import Cell, Options
 from ..bench.contenders import Inputs, OneModule, ours
@@ -13,7 +15,8 @@ from ..bench.truth import Truth
 from ..claims.evidence import measured_on, results
 
 NOW = "measured now on {}"
-THEN = "measured on {}, driver {} (no GPU here)"
+THEN = "measured on {}, driver {} ({})"
+NO_GPU = "no GPU here"
 
 SHOWN = {
     "rungs": "rung",
@@ -52,8 +55,8 @@ def measured(name: str, peers: tuple[str, ...] = (), **chosen: Any) -> tuple[lis
         If a kernel fails or its result is wrong.
     """
     gpu = _find()
-    if gpu is None:
-        return _committed(name, chosen)
+    if isinstance(gpu, str):
+        return _committed(name, chosen, gpu)
     *_, (_, found) = measure(gpu, Options(budget_s=0.2, peers=peers, **chosen))
     if found["wrong"]:
         raise RuntimeError(f"kernels failed or gave wrong results: {found['wrong']}")
@@ -70,8 +73,8 @@ def measured_steps(steps: dict[str, ModuleType], cell: Cell) -> tuple[list[dict]
     cell : Cell
     """
     gpu = _find()
-    if gpu is None:
-        return _committed("h200_steps", {"head_dims": (cell.head_dim,)})
+    if isinstance(gpu, str):
+        return _committed("h200_steps", {"head_dims": (cell.head_dim,)}, gpu)
     truth, contenders = Truth(cell, Inputs.draw(cell, gpu.device)), []
     for step, module in steps.items():
         contenders.append(ours(OneModule(step, module), truth, gpu.stream))
@@ -82,15 +85,17 @@ def measured_steps(steps: dict[str, ModuleType], cell: Cell) -> tuple[list[dict]
     return rows, NOW.format(gpu.gpu.name)
 
 
-def _find() -> gpus.TorchGpu | None:
-    """The GPU of this machine, if torch and a toolkit can use it."""
+def _find() -> gpus.TorchGpu | str:
+    """The GPU of this machine, or why it is not timed: there is none, or torch cannot use it."""
     try:
         return gpus.find()
-    except ValueError:
-        return None
+    except ValueError as error:
+        if isinstance(gpu := ladder.find_gpu(), ladder.NoGpu):
+            return NO_GPU
+        return f"the {gpu.name} here is not timed: {str(error).partition('; ')[2]}"
 
 
-def _committed(name: str, chosen: dict[str, Any]) -> tuple[list[dict], str]:
+def _committed(name: str, chosen: dict[str, Any], why: str) -> tuple[list[dict], str]:
     found = results(name)
     if found is None:
         raise ValueError(
@@ -100,4 +105,4 @@ def _committed(name: str, chosen: dict[str, Any]) -> tuple[list[dict], str]:
     if "causal" in wanted:
         wanted["causal"] = tuple(mask == "causal" for mask in wanted["causal"])
     rows = [row for row in found["rows"] if all(row[key] in wanted[key] for key in wanted)]
-    return rows, THEN.format(measured_on(found), found["machine"]["driver"])
+    return rows, THEN.format(measured_on(found), found["machine"]["driver"], why)
