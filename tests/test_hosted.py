@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,21 @@ def test_what_is_missing_is_installed_beside_a_numpy_that_fits(machine, monkeypa
     extras = "tutorials,torch" if "gpt" in notebook.stem else "tutorials"
     cell = hosted(machine, monkeypatch, {"numpy": "2.0.2"}, {"numpy": "2.0.2"}, FITTING)
     assert cell(notebook) == [f'pip install --quiet "..[{extras}]"']
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_alone_says_what_to_bring(tmp_path, notebook):
+    source = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][1]["source"])
+    first = source[: source.index("if missing(")]
+    run = [sys.executable, "-I", "-S", "-c", first]
+    asked = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert asked.returncode == 1
+    last = asked.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: this notebook needs the whole repository")
+    assert "`git clone`" in last
+    assert "During handling" not in asked.stderr
+    beside = subprocess.run(run, cwd=TUTORIALS, capture_output=True, text=True, check=False)
+    assert beside.returncode == 0, beside.stderr
 
 
 def test_what_is_missing_is_named(machine):

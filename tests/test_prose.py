@@ -15,7 +15,7 @@ NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 TEXTS = [
     path
     for path in sorted(ROOT.glob("**/*.md"))
-    if not {".venv", "node_modules"} & set(path.relative_to(ROOT).parts)
+    if not {".venv", "node_modules", ".pytest_cache"} & set(path.relative_to(ROOT).parts)
 ]
 
 
@@ -37,11 +37,24 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+HOSTS = {
+    "arxiv.org": r"https://arxiv\.org/abs/\d{4}\.\d{4,5}",
+    "doi.org": r"https://doi\.org/10\.\d{4,}/[\w./-]+\w",
+    "github.com": r"https://github\.com/[\w-]+/[\w.-]+",
+    "docs.nvidia.com": r"https://docs\.nvidia\.com/[\w/-]+/",
+    "siboehm.com": r"https://siboehm\.com/articles/[\w/-]+",
+    "keepachangelog.com": r"https://keepachangelog\.com/[\w/.]+/",
+    "semver.org": r"https://semver\.org/spec/v[\d.]+\.html",
+}
+"""Where links may lead, and how an address there looks; none is asked for."""
+
+
 @pytest.mark.parametrize("path", TEXTS + NOTEBOOKS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     text = re.sub(r"`[^`\n]*`", "", prose(path))
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"https://|mailto:", link):
+        if link.startswith("https://"):
+            assert re.fullmatch(HOSTS.get(link.split("/")[2], "(?!)"), link), link
             continue
         assert not link.startswith(("http:", "/")), link
         place, _, anchor = link.partition("#")
@@ -52,10 +65,36 @@ def test_links_lead_somewhere(path):
 
 
 def test_a_broken_link_would_be_found(tmp_path):
-    for text in ("[a](nowhere.md)", "[a](#nothing)", "[a](http://example.org)"):
+    for text in (
+        "[a](nowhere.md)",
+        "[a](#nothing)",
+        "[a](http://arxiv.org/abs/2205.14135)",
+        "[a](https://example.org/)",
+        "[a](https://arxiv.org/abs/2205)",
+        "[a](https://arxiv.org.example.org/abs/2205.14135)",
+    ):
         (tmp_path / "a.md").write_text(f"# A title\n\n{text} [b](#a-title)\n", encoding="utf-8")
         with pytest.raises(AssertionError):
             test_links_lead_somewhere(tmp_path / "a.md")
+    text = "[a](https://arxiv.org/abs/2205.14135) [b](https://doi.org/10.1145/1498765.1498785)"
+    (tmp_path / "a.md").write_text(text, encoding="utf-8")
+    test_links_lead_somewhere(tmp_path / "a.md")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_further_reading_can_be_reached(path):
+    """A paper that arXiv has is linked wherever further reading names it."""
+    last = cells(path, "markdown")[-1]
+    linked = re.sub(r"\[[^\]]*\]\(https://[^)]*\)", "", last)
+    for one in (
+        r"Dao et al\. 2022",
+        "Dao 2023",
+        r"\*FlashAttention",
+        "PTX ISA",
+        r"\*GQA",
+        "nanoGPT",
+    ):
+        assert not re.search(one, linked), one
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
@@ -175,6 +214,28 @@ def test_colours_are_told_apart(deficiency):
     for (first, one), (second, other) in combinations(colours.items(), 2):
         seen = apart(one, other, DEFICIENCIES[deficiency])
         assert seen > 5 * LIGHTNESS_OF_JND, f"{first} and {second} are {seen:.0f} apart"
+
+
+@pytest.mark.parametrize("picture", ["traffic_by_operation", "kernels_apart_and_fused"])
+def test_letters_on_bars_can_be_read(picture):
+    """With the 4.5 : 1 that WCAG 2 asks of small letters."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.colors import to_hex
+
+    from simulator.course import hierarchy
+
+    def luminance(colour):
+        return float(np.dot((0.2126, 0.7152, 0.0722), linear(to_hex(colour))))
+
+    figure, _ = getattr(hierarchy, picture)(128, 32)
+    ax = figure.axes[0]
+    for text in ax.texts:
+        x, y = text.get_position()
+        y = ax.yaxis.convert_units(y)
+        (bar,) = (p for p in ax.patches if p.get_bbox().contains(x, y))
+        dark, light = sorted(luminance(one) for one in (text.get_color(), bar.get_facecolor()))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, text.get_text()
+    assert len(ax.texts) == len(ax.patches) > 1
 
 
 def test_red_and_green_would_not_pass():

@@ -8,7 +8,7 @@ from flash_numba.problem import Problem
 
 from ..hardware import Gpu
 from ..run import simulate
-from .style import BLUE, GREEN, GREY, ORANGE, SKY, TENSOR, arrow, axes, bare, box
+from .style import BLUE, GREEN, GREY, ORANGE, SKY, TENSOR, arrow, axes, bare, box, letters
 
 Picture = tuple[Any, str]
 
@@ -63,7 +63,8 @@ def traffic_by_operation(N: int, d: int) -> Picture:
     for (kernel, way, name), elements in moved.items():
         label = f"{kernel} {way}"
         ax.barh(label, elements / 1e6, left=left[label] / 1e6, color=TENSOR[name])
-        ax.text((left[label] + elements / 2) / 1e6, label, name, ha="center", va="center")
+        middle, colour = (left[label] + elements / 2) / 1e6, letters(TENSOR[name])
+        ax.text(middle, label, name, ha="center", va="center", color=colour)
         left[label] += elements
     ax.invert_yaxis()
     ax.set_xlabel("million elements between HBM and the chip")
@@ -120,7 +121,8 @@ def kernels_apart_and_fused(N: int, d: int) -> Picture:
             here = log.columns["kernel"] == index
             elements = int((log.columns["hbm_read"] + log.columns["hbm_write"])[here].sum())
             ax.barh(name, elements / 1e6, left=left, color=colours[index], edgecolor="black")
-            ax.text(left + elements / 2e6, row, kernel, ha="center", va="center", fontsize=8)
+            middle, colour = left + elements / 2e6, letters(colours[index])
+            ax.text(middle, row, kernel, ha="center", va="center", fontsize=8, color=colour)
             left += elements / 1e6
             moved.append(f"{kernel} {elements:,}")
         parts.append(f"{name}: {', '.join(moved)}")

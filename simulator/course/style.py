@@ -21,6 +21,18 @@ TENSOR = {
 """The colour of each tensor, the same in every picture."""
 
 
+def letters(colour: str) -> str:
+    """Black or white, whichever is easier to read on an opaque `colour` such as ``"#0072B2"``.
+
+    They are equally easy where (L + 0.05) / 0.05 = 1.05 / (L + 0.05), with the relative luminance L
+    of WCAG 2.
+    """
+    rgb = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+
+
 def use() -> None:
     """Make them the defaults of matplotlib."""
     import matplotlib

@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -148,7 +152,7 @@ grade("tallest_tile", tallest_tile)
 #
 # ## Further reading
 #
-# - Dao, Fu, Ermon, Rudra, Ré: *FlashAttention: Fast and Memory-Efficient Exact Attention with
-#   IO-Awareness*, 2022. Sections 1 and 2.
+# - Dao, Fu, Ermon, Rudra, Ré: [*FlashAttention: Fast and Memory-Efficient Exact Attention with
+#   IO-Awareness*](https://arxiv.org/abs/2205.14135), 2022. Sections 1 and 2.
 # - `docs/counting.md` in this repository: what is counted, to the letter.
 # - Next: [2 · Compute attention](02_compute_attention.ipynb)

@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -178,6 +182,7 @@ grade("double_q", double_q)
 # %% [markdown]
 # ## Further reading
 #
-# - Vaswani et al.: *Attention Is All You Need*, 2017. Section 3.2.
+# - Vaswani et al.: [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762), 2017.
+#   Section 3.2.
 # - `flash_numba/reference.py`: attention and its gradients, as the formulas say them.
 # - Next: [3 · Count standard attention](03_count_standard_attention.ipynb)

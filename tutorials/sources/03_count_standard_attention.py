@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -164,7 +168,9 @@ grade("scores", scores)
 # %% [markdown]
 # ## Further reading
 #
-# - Williams, Waterman, Patterson: *Roofline: An Insightful Visual Performance Model*, 2009.
-# - Ivanov et al.: *Data Movement Is All You Need*, 2021: how much of a transformer is memory.
+# - Williams, Waterman, Patterson: [*Roofline: An Insightful Visual Performance
+#   Model*](https://doi.org/10.1145/1498765.1498785), 2009.
+# - Ivanov et al.: [*Data Movement Is All You Need*](https://arxiv.org/abs/2007.00072), 2021: how
+#   much of a transformer is memory.
 # - `flash-numba compare --seqlen 1024 --baseline all`: the same numbers in a terminal.
 # - Next: [4 · Derive the online softmax](04_derive_online_softmax.ipynb)

@@ -9,7 +9,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -171,6 +175,8 @@ grade("online_lse", online_lse)
 # %% [markdown]
 # ## Further reading
 #
-# - Milakov, Gimelshein: *Online normalizer calculation for softmax*, 2018.
-# - Rabe, Staats: *Self-attention Does Not Need O(n²) Memory*, 2021.
+# - Milakov, Gimelshein: [*Online normalizer calculation for
+#   softmax*](https://arxiv.org/abs/1805.02867), 2018.
+# - Rabe, Staats: [*Self-attention Does Not Need O(n²)
+#   Memory*](https://arxiv.org/abs/2112.05682), 2021.
 # - Next: [5 · Tile it](05_tile_attention.ipynb)

@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -152,6 +156,7 @@ grade("flash_forward", flash_forward)
 # %% [markdown]
 # ## Further reading
 #
-# - Dao et al. 2022, Algorithm 1; Dao: *FlashAttention-2*, 2023, Algorithm 1 and section 3.
+# - [Dao et al. 2022](https://arxiv.org/abs/2205.14135), Algorithm 1; Dao:
+#   [*FlashAttention-2*](https://arxiv.org/abs/2307.08691), 2023, Algorithm 1 and section 3.
 # - `flash-numba step --demo --compare-with flash2_without_rescale`: a bug beside the real thing.
 # - Next: [6 · Recompute backward](06_recompute_backward.ipynb)

@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -176,8 +180,9 @@ grade("delta", delta)
 # %% [markdown]
 # ## Further reading
 #
-# - Dao et al. 2022, appendix B.2 to B.4: the derivation, and Algorithm 4.
-# - Dao 2023, Algorithm 2: the backward of FlashAttention-2.
-# - Chen et al.: *Training Deep Nets with Sublinear Memory Cost*, 2016: recomputation as a general
-#   idea.
+# - [Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.2 to B.4: the derivation, and
+#   Algorithm 4.
+# - [Dao 2023](https://arxiv.org/abs/2307.08691), Algorithm 2: the backward of FlashAttention-2.
+# - Chen et al.: [*Training Deep Nets with Sublinear Memory
+#   Cost*](https://arxiv.org/abs/1604.06174), 2016: recomputation as a general idea.
 # - Next: [7 · Choose tiles](07_choose_tiles.ipynb)

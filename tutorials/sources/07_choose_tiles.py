@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -195,7 +199,9 @@ grade("break_even", break_even)
 # %% [markdown]
 # ## Further reading
 #
-# - Hong, Kung: *I/O complexity: The red-blue pebble game*, 1981: where such bounds come from.
-# - Dao et al. 2022, section 3.2; `docs/papers.md` here recounts its Figure 2.
+# - Hong, Kung: [*I/O complexity: The red-blue pebble
+#   game*](https://doi.org/10.1145/800076.802486), 1981: where such bounds come from.
+# - [Dao et al. 2022](https://arxiv.org/abs/2205.14135), section 3.2; `docs/papers.md` here
+#   recounts its Figure 2.
 # - `flash-numba compare --seqlen 4096 --tile-m 16`: the losing case, with the reason in words.
 # - Next: [8 · Write a CUDA kernel](08_write_cuda_kernel.ipynb)

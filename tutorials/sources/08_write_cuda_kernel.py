@@ -11,7 +11,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -237,6 +241,7 @@ grade("row_sum_kernel", row_sum_kernel)
 # ## Further reading
 #
 # - Harris: *Optimizing Parallel Reduction in CUDA*; *An Efficient Matrix Transpose in CUDA C/C++*.
-# - srush: *GPU Puzzles*, which taught many their first Numba kernel.
+# - srush: [*GPU Puzzles*](https://github.com/srush/GPU-Puzzles), which taught many their first
+#   Numba kernel.
 # - `simulator/threads/__init__.py`: what the tracer counts, and how to emulate an instruction.
 # - Next: [9 · Climb the ladder](09_climb_the_ladder.ipynb)

@@ -11,7 +11,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -25,6 +29,7 @@ import numpy as np
 from flash_numba.kernels.steps import STEPS, module_of
 from flash_numba.problem import Problem
 from simulator.course import begin, show
+from simulator.hardware import A100, RTX_4090
 from simulator.threads import trace
 
 begin()
@@ -107,6 +112,10 @@ for step, report in reports.items():
     passes = report.count("shared").passes
     print(f"{step:14} {products / (32 * passes):5.2f} multiply-adds a lane and pass")
 
+for gpu in (A100, RTX_4090):
+    lanes = gpu.fp32_flops_per_s / (2 * gpu.sm_count * gpu.boost_clock_hz)
+    print(f"{gpu.name:14} {lanes / 32:5.2f} that it can do in a clock, the time of a pass")
+
 # %%
 from simulator.course.style import BLUE, ORANGE, axes
 
@@ -129,11 +138,10 @@ show(
 )
 
 # %% [markdown]
-# One number from shared memory for one multiply-add is still too much: a multiprocessor of an H100
-# does four warps' multiply-adds in the time of one pass. Steps 4 to 6 let a thread own a small
-# *rectangle* of S: with r rows and c columns it loads r + c numbers for r·c products. Then they
-# load four numbers at once, copy the next tile while this one is used, and read operands a step
-# ahead.
+# One multiply-add for one number from shared memory is too few: see above what the arithmetic units
+# could do in the time of a pass. Steps 4 to 6 let a thread own a small *rectangle* of S: with r
+# rows and c columns it loads r + c numbers for r·c products. Then they load several numbers at
+# once, copy the next tile while this one is used, and read operands a step ahead.
 #
 # **Predict** from which square on a lane does four multiply-adds for each number that it loads.
 
@@ -212,7 +220,8 @@ grade("transpose_kernel", transpose_kernel)
 # %% [markdown]
 # ## Further reading
 #
-# - Boehm: *How to Optimize a CUDA Matmul Kernel for cuBLAS-like Performance*, 2022: the same ladder
-#   for a matrix product.
+# - Boehm: [*How to Optimize a CUDA Matmul Kernel for cuBLAS-like
+#   Performance*](https://siboehm.com/articles/22/CUDA-MMM), 2022: the same ladder for a matrix
+#   product.
 # - Volkov: *Better Performance at Lower Occupancy*, 2010: why registers beat more threads.
 # - Next: [10 · Use tensor cores](10_use_tensor_cores.ipynb)

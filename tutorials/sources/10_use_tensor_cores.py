@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -238,7 +242,9 @@ grade("swizzle_kernel", swizzle_kernel)
 # %% [markdown]
 # ## Further reading
 #
-# - NVIDIA: *PTX ISA*, sections on `mma.sync` and `ldmatrix`.
-# - Dao 2023, section 3.3: how FlashAttention-2 divides a block's work among warps.
+# - NVIDIA: [*PTX ISA*](https://docs.nvidia.com/cuda/parallel-thread-execution/), sections on
+#   `mma.sync` and `ldmatrix`.
+# - [Dao 2023](https://arxiv.org/abs/2307.08691), section 3.3: how FlashAttention-2 divides a
+#   block's work among warps.
 # - `flash_numba/device/ptx_matrix.py`: the instructions and their emulation.
 # - Next: [11 · Read the Hopper kernel](11_read_hopper_kernel.ipynb)

@@ -11,7 +11,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -322,8 +326,9 @@ grade("wait_parity", wait_parity)
 # ## Further reading
 #
 # - `docs/hopper.md`: the schedule derived, the roofline of a step, and what was tried and left.
-# - Shah et al.: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision*,
-#   2024.
-# - NVIDIA: *PTX ISA*, sections on `mbarrier`, `cp.async.bulk.tensor` and `wgmma`.
+# - Shah et al.: [*FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+#   Low-precision*](https://arxiv.org/abs/2407.08608), 2024.
+# - NVIDIA: [*PTX ISA*](https://docs.nvidia.com/cuda/parallel-thread-execution/), sections on
+#   `mbarrier`, `cp.async.bulk.tensor` and `wgmma`.
 # - `flash_numba/device/hopper/wgmma.py`: the product of a warpgroup, and beside it its emulation.
 # - Next: [12 · Mask and share](12_mask_and_share.ipynb)

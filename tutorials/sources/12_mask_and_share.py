@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -163,6 +167,12 @@ for kv_heads in (8, 1):
 # does better.)
 #
 # ## Sequences of many lengths
+#
+# Padded, each sequence has as many rows of Q and O as the longest. Packed, one follows the other:
+# `cu_seqlens` says where each begins and the last one ends.
+#
+# **Predict** how many elements of O are written, padded and packed, for three sequences of 30, 64
+# and 7 rows with 16 columns. And does it matter what lies in the padding?
 
 # %%
 from simulator.course.sharing import padding_and_packing, parallel_partitions
@@ -178,8 +188,6 @@ found = simulate("flash2", padded, q, k, v, head=None, tile_m=16, tile_n=16)
 print("finite although the padding is NaN:", np.isfinite(found.arrays["O"]).all())
 print("elements of K read:", found.counts.reads["K"])
 
-# Each sequence still has 64 rows of Q and O. Packed, it has as many as it is long: cu_seqlens says
-# where each begins and the last one ends. Predict how many elements of O are written now.
 import warnings
 
 from flash_numba import flash_attention_varlen
@@ -244,8 +252,9 @@ grade("gqa_forward", flash2.forward)  # the ordinary program: what does it cost?
 # %% [markdown]
 # ## Further reading
 #
-# - Ainslie et al.: *GQA*, 2023; Shaw et al.: *Self-Attention with Relative Position
-#   Representations*, 2018.
-# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers*, 2023.
+# - Ainslie et al.: [*GQA*](https://arxiv.org/abs/2305.13245), 2023; Shaw et al.: [*Self-Attention
+#   with Relative Position Representations*](https://arxiv.org/abs/1803.02155), 2018.
+# - Liu, Zaharia, Abbeel: [*Ring Attention with Blockwise
+#   Transformers*](https://arxiv.org/abs/2310.01889), 2023.
 # - `flash_numba/masks.py` and `flash_numba/tiling.py`.
 # - Next: [13 · Keep precision](13_keep_precision.ipynb)

@@ -10,7 +10,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -180,6 +184,6 @@ grade("merge_parts", merge_parts)
 # ## Further reading
 #
 # - Higham: *Accuracy and Stability of Numerical Algorithms*, chapters 3 and 4.
-# - Golden et al.: *Is Flash Attention Stable?*, 2024.
+# - Golden et al.: [*Is Flash Attention Stable?*](https://arxiv.org/abs/2405.02803), 2024.
 # - `flash_numba/budget.py`, `flash_numba/reference.py`: the budget and its twin.
 # - Next: [14 · Measure on a GPU](14_measure_on_a_gpu.ipynb)

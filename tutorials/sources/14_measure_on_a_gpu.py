@@ -12,7 +12,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials"):
     # %pip install --quiet "..[tutorials]"
@@ -268,6 +272,7 @@ grade("attention_flops", attention_flops)
 # %% [markdown]
 # ## Further reading
 #
-# - Hoefler, Belli: *Scientific Benchmarking of Parallel Computing Systems*, 2015.
+# - Hoefler, Belli: [*Scientific Benchmarking of Parallel Computing
+#   Systems*](https://doi.org/10.1145/2807591.2807644), 2015.
 # - `benchmarks/`: every program whose results stand here, and `simulator/bench/measure.py`.
 # - Next: [15 · Train a small GPT](15_train_small_gpt.ipynb)

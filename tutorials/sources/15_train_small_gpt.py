@@ -12,7 +12,11 @@
 import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
-from simulator.restart import missing, stop_if_stale
+try:
+    from simulator.restart import missing, stop_if_stale
+except ModuleNotFoundError:
+    why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
+    raise ModuleNotFoundError(why) from None
 
 if missing("tutorials", "torch"):
     # %pip install --quiet "..[tutorials,torch]"
@@ -223,7 +227,7 @@ grade("predict_kept", predict_kept)
 # %% [markdown]
 # ## Further reading
 #
-# - Karpathy: *nanoGPT*; Radford et al.: *Language Models are Unsupervised Multitask Learners*,
-#   2019.
+# - Karpathy: [*nanoGPT*](https://github.com/karpathy/nanoGPT); Radford et al.: *Language Models are
+#   Unsupervised Multitask Learners*, 2019.
 # - `flash_numba/interop/pytorch.py`: the two ops and what autograd is told.
 # - Next: [16 · Check the folklore](16_check_folklore.ipynb)
