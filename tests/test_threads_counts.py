@@ -33,7 +33,7 @@ def test_neighbours_share_sectors():
 def test_which_warps_took_part():
     @cuda.jit
     def odd(x, y):
-        i = cuda.grid(1)
+        i = cuda.threadIdx.x
         if i // 32 % 2:
             y[i] = x[i]
 
