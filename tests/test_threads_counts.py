@@ -1,5 +1,7 @@
 """Counts of the thread runner against numbers derived by hand, and its speed."""
 
+# pyright: reportOperatorIssue=false
+
 import json
 import math
 import time
