@@ -48,11 +48,12 @@ TYPES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
 PARTS = [
     (rung.name, part)
     for rung in RUNGS
-    for part in ("changes", "masks", "packed", "fast")
+    for part in ("changes", "masks", "packed", "fast", "wide")
     if rung.modules
     and (part != "packed" or "packed sequences" not in rung.kernels_lack)
-    and (part != "fast" or rung.fast_backward)
+    and (part not in ("fast", "wide") or rung.fast_backward)
 ]
+"""What is run: Hopper's backward pass has other kernels in its fast form and for wide heads."""
 
 BULK = {"hopper": ("o", "dk", "dv")}
 """Outputs that a rung's kernels store through the copy engine."""
@@ -118,8 +119,9 @@ def padded(rung: str, part: str, n: int, m: int):
     if part == "fast":
         few = hopper_backward_fast.FEW_MASKED  # with as many key tiles it is not fast
         m += few * HopperBackwardTiles.tile_n
+    depth = 136 if part == "wide" else 40
     listed = masks.Mask("stripes", stripes, (32,))
-    blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, 40), 32, 64)
+    blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, depth), 32, 64)
     rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
     learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
     of_masks = {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks}
@@ -127,12 +129,13 @@ def padded(rung: str, part: str, n: int, m: int):
         "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
         | {"score_mod": learned, "bias": normal(2, 1, m)},
         "masks": of_masks,
+        "wide": of_masks,
         "fast": of_masks | {"deterministic": False},
     }[part] | {"kernel": rung}
     needs = ("q", "k", "v", *(("bias", "score_mod") if part == "changes" else ()))
     dtype = TYPES[rung][part == "masks"]
-    q, do = normal(2, n, 2, 40, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
-    k, v = normal(2, m, 1, 40, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
+    q, do = normal(2, n, 2, depth, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
+    k, v = normal(2, m, 1, depth, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
     o, lse = flash_attention(q, k, v, return_lse=True, **options)
     dlse = normal(2, 2, n)
     found = flash_attention_backward(do, q, k, v, o, lse, dlse=dlse, needs=needs, **options)

@@ -11,8 +11,9 @@ ROOT = Path(__file__).parents[1]
 ROWS = json.loads((ROOT / "benchmarks/results/sanitize.json").read_text())["rows"]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 RUNGS = ("flash2", "flash1", "standard", "hopper", "tensor_core")
-NOT_YET = {"round_queries"}
-"""Kernels of the fast form, for which the committed run's part of that name had too few keys."""
+NOT_YET = {"round_queries", "hopper_backward_wide"}
+"""Kernels that the committed run lacks: its part of the fast form had too few keys, and the one of
+head dimensions above 128 is younger."""
 OF_RUNGS = [row for row in ROWS if row["rung"] != "stored_tile"]
 """Rows but the two that show what initcheck makes of a bulk store."""
 
