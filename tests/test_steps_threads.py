@@ -56,7 +56,7 @@ def forward(step, problem, q, k, v, order=None, count=False):
 def test_step(step, name):
     """Right on tails, and without races, reads of what nobody wrote or NaN."""
     problem, q, k, v, _ = random_problem(head_dim=32, num_kv_heads=1, **CASES[name])
-    out, lse, _ = forward(step, problem, q, k, v)
+    out, lse, _ = forward(step, problem, q, k, v, count=True)
     check(problem, {"o": out, "lse": lse}, truth(problem, q, k, v))
 
 

@@ -68,6 +68,16 @@ def test_integers_wrap_as_their_types_do():
     np.testing.assert_array_equal(y[4], np.trunc(-x.astype(F32) / F32(7)).astype(np.int32))
 
 
+def test_a_float_beyond_an_integer_type_is_its_nearest():
+    """As PTX's ``cvt.rzi`` has it, which is what casts compile to."""
+    x = np.array([3e9, -3e9, 5e9, -3.7, 3.7, np.inf, -np.inf, np.nan], F32)
+    signed, unsigned = np.zeros(8, np.int32), np.zeros(8, np.uint32)
+    trace(kernels.clamping)[1, 8](x, signed, unsigned)
+    most, least = 2**31 - 1, -(2**31)
+    assert signed.tolist() == [most, least, most, -3, 3, most, least, 0]
+    assert unsigned.tolist() == [3_000_000_000, 0, 2**32 - 1, 0, 3, 2**32 - 1, 0, 0]
+
+
 def test_fma_rounds_once():
     x, y = normal(seed=5), empty(32)
     trace(kernels.fused)[1, 32](x, y)

@@ -219,6 +219,13 @@ def wrapping(x, y):
 
 
 @cuda.jit
+def clamping(x, signed, unsigned):
+    i = cuda.threadIdx.x
+    signed[i] = int32(x[i])
+    unsigned[i] = uint32(x[i])
+
+
+@cuda.jit
 def fused(x, y):
     i = cuda.threadIdx.x
     y[i] = cuda.fma(x[i], x[i], -x[i])

@@ -13,8 +13,10 @@ threads only, and races between them are found like others. ``cuda.activemask()`
 that come the same way; a GPU may give fewer.
 
 ``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane
-by lane; ``report.count(space, operation, array, line)`` gives numbers, ``report.hardware()`` those
-that Nsight Compute would show, ``report.as_dict()`` all of it for JSON.
+by lane, `beside_hardware` what is predicted from the source beside what Nsight Compute measured,
+and `tile_table` traffic by tile step beside the tile simulator's; ``report.count(space, operation,
+array, line)`` gives numbers, ``report.hardware()`` those that Nsight Compute would show,
+``report.as_dict()`` all of it for JSON.
 
 Instructions of your own
 ------------------------
@@ -62,6 +64,17 @@ Names that are not emulated are errors that name the source line, before the ker
 from .errors import Finding, KernelError, Place
 from .launch import tensor_map, trace
 from .report import Report
-from .views import advice, warp
+from .views import advice, beside_hardware, tile_table, warp
 
-__all__ = ["Finding", "KernelError", "Place", "Report", "advice", "tensor_map", "trace", "warp"]
+__all__ = [
+    "Finding",
+    "KernelError",
+    "Place",
+    "Report",
+    "advice",
+    "beside_hardware",
+    "tensor_map",
+    "tile_table",
+    "trace",
+    "warp",
+]

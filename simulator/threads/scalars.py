@@ -111,12 +111,27 @@ for _make, _names in (
         setattr(Unsigned, f"__r{_plain}__", lambda a, b, _method=_method: _method(a, b, True))
 
 
+FLOATS = (float, np.floating)
+
+
+def _clamped(x, bits: int, low: int, high: int) -> int:
+    """A float as an integer, as ``cvt.rzi`` of PTX has it: the nearest that fits.
+
+    NaN is 0, of 64 bits the sign's bit alone.
+    """
+    if x != x:
+        return 0 if bits < 64 else -(1 << 63)
+    return low if x < low else high if x > high else int(x)
+
+
 def _signed(bits):
     half, full = 1 << (bits - 1), 1 << bits
 
     def cast(x):
         if x.__class__ is PerBlock:
             return x.mapped(cast, lambda many: many if bits == 64 else (many + half) % full - half)
+        if isinstance(x, FLOATS):
+            return _clamped(x, bits, -half, half - 1)
         return (int(x) + half) % full - half
 
     return cast
@@ -131,6 +146,8 @@ def _unsigned(kind):
                 x.alike.keep(x.others >= 0)
                 return x.mapped(cast, lambda many: many)
             return x.mapped(cast, lambda many: many & mask)
+        if isinstance(x, FLOATS):
+            return kind(_clamped(x, kind.bits, 0, mask) & mask)
         return kind(int(x) & mask)
 
     return cast
