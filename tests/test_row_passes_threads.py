@@ -68,7 +68,8 @@ def test_rows_of_the_hopper_backward(seqlen, head_dim, vectors, ordered, has_dls
     m_blocks = ceil_div(seqlen, tiles.tile_m)
     blocks = BATCH * HEADS * m_blocks
     found, sums = blank((blocks, 2 * tiles.tile_m)), blank((blocks, tiles.tile_m * tiles.depth))
-    turns, ticket = np.full((BATCH, HEADS, m_blocks), -7, np.int32), np.full(1, -7, np.int32)
+    consumers, ticket = 2, np.full(1, -7, np.int32)
+    turns = np.full((BATCH, HEADS, consumers * m_blocks), -7, np.int32)
     dq = (stored(blank(o.shape, o.dtype)),) if ordered else ()
     make = hopper_backward_rows.make_prepare
     kernel = make("fp16", head_dim, tiles, vectors, has_dlse, ordered)
