@@ -88,7 +88,8 @@ def test_measured_points_stand_where_their_kernels_tiles_put_them():
     """Intensity is that of the tiles that flash2's kernels take on that GPU."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("numba")
-    from simulator.course.limits import flash2_tiles, measured_roof
+    from flash_numba.kernels.spec import flash2_tiles
+    from simulator.course.limits import measured_roof
     from simulator.hardware import H200
     from simulator.theory import counts
 
@@ -101,7 +102,7 @@ def test_measured_points_stand_where_their_kernels_tiles_put_them():
         | {"heads": 1, "ms": 1.0}
         for direction, d in tiles
     ]
-    figure, text = measured_roof(H200, rows, "somewhere")
+    figure, text = measured_roof(H200, rows, "somewhere", flash2_tiles)
     for row, line in zip(rows, figure.axes[0].lines[1:], strict=True):
         direction, d = row["direction"], row["head_dim"]
         problem = Problem(1024, 1024, d)

@@ -294,3 +294,20 @@ def backward_tiles(
         f"head_dim={spec.head_dim} and head_dim_v={spec.head_dim_v} need "
         f"more shared memory a block than the {shared_bytes} bytes of this GPU"
     )
+
+
+def flash2_tiles(gpu, problem, direction: str) -> tuple[int, int]:
+    """Query rows and keys of the tiles that flash2's kernel takes on a GPU.
+
+    Parameters
+    ----------
+    gpu : Gpu
+        With `compute_capability` and `shared_bytes_per_block`, as `simulator.hardware` has them.
+    problem : Problem
+    direction : str
+        "forward" or "backward".
+    """
+    choose = forward_tiles if direction == "forward" else backward_tiles
+    spec = Spec.of(problem, vectors=True)
+    tiles = choose(spec, gpu.compute_capability, gpu.shared_bytes_per_block)
+    return tiles.tile_m, tiles.tile_n

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from flash_numba.kernels.spec import Spec, backward_tiles, forward_tiles
 from flash_numba.problem import Problem
 
 from ..claims.evidence import best_rates, measured_on
@@ -113,16 +114,11 @@ def break_even(d: int, N: int) -> Picture:
     return figure, text
 
 
-def flash2_tiles(gpu: Gpu, problem: Problem, direction: str) -> tuple[int, int]:
-    """Query rows and keys of the tiles that flash2's kernel takes on a GPU: (tile_m, tile_n)."""
-    choose = forward_tiles if direction == "forward" else backward_tiles
-    spec = Spec.of(problem, vectors=True)
-    tiles = choose(spec, gpu.compute_capability, gpu.shared_bytes_per_block)
-    return tiles.tile_m, tiles.tile_n
+def measured_roof(gpu: Gpu, rows: list[dict], where: str, tiles_of: Callable) -> Picture:
+    """Measured rows of flash2 in fp32 under the roof of their GPU, with its kernels' own tiles.
 
-
-def measured_roof(gpu: Gpu, rows: list[dict], where: str) -> Picture:
-    """Measured rows of flash2 in fp32 under the roof of their GPU, with its kernels' own tiles."""
+    `tiles_of` says which on a GPU, for a problem and a direction: `kernels.spec.flash2_tiles`.
+    """
     peak, width = gpu.matmul_flops_per_s("fp32"), gpu.hbm_bytes_per_s
     figure, ax = axes(7, 3.4)
     intensity = np.logspace(0, 3, 200)
@@ -140,7 +136,7 @@ def measured_roof(gpu: Gpu, rows: list[dict], where: str) -> Picture:
             if (row["direction"], row["head_dim"]) != (direction, d):
                 continue
             problem = Problem(row["seqlen"], row["seqlen"], d, causal=row["causal"])
-            tiles = flash2_tiles(gpu, problem, direction)
+            tiles = tiles_of(gpu, problem, direction)
             shapes.add(f"{tiles[0]}x{tiles[1]}")
             found = counts("flash2", problem, *tiles, direction=direction)
             flops = found.matmul_flops * row["batch"] * row["heads"]

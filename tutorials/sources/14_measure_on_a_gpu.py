@@ -107,10 +107,11 @@ for short, long in pairwise(lengths):
 # counts for the tiles that each kernel takes (queries x keys), every tile taken from HBM.
 
 # %%
-from simulator.course.limits import flash2_tiles, measured_roof
+from flash_numba.kernels.spec import flash2_tiles
+from simulator.course.limits import measured_roof
 
 print(where)
-show(*measured_roof(gpu, rows, where))
+show(*measured_roof(gpu, rows, where, flash2_tiles))
 
 # %% [markdown]
 # They stand right of where the roof bends: in fp32, without tensor cores, arithmetic binds. How
