@@ -2,7 +2,10 @@
 
 import linecache
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -224,6 +227,41 @@ def test_an_answer_that_never_ends_is_stopped(puzzle, elsewhere):
     lines = ENDLESS[puzzle].splitlines()
     assert found[0].line is not None
     assert found[0].line > min(number for number, line in enumerate(lines) if "while" in line)
+
+
+ROOT = Path(__file__).parents[1]
+PROFILED = """
+import sys
+from simulator.grading.limit import Endless, time_limit
+
+def answer():
+    while {endless}:
+        pass
+
+try:
+    with time_limit({seconds}):
+        answer()
+    print("ended")
+except Endless:
+    print("stopped")
+seen = []
+sys.setprofile(lambda frame, event, argument: seen.append(frame.f_code.co_name))
+try:
+    (lambda: None)()
+finally:
+    sys.setprofile(None)
+print("<lambda>" in seen)
+"""
+
+
+@pytest.mark.parametrize(("endless", "word"), [(False, "ended"), (True, "stopped")])
+def test_functions_can_be_profiled_after_an_answer(endless, word):
+    """No exception is left under way: CPython 3.11 would spin where a profiled function begins."""
+    source = PROFILED.format(endless=endless, seconds=0.2 if endless else 20)
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == [word, "True"], done.stderr
 
 
 ENDING = {

@@ -199,11 +199,9 @@ def test_a_known_call_enters_few_functions(learns, looked_up):
     flash_attention(*given)
     (call,) = torch_eager._calls.values()
     call._forward.run = call._forward_to_o.run = lambda addresses, stream: None
-    entered, package, seen = [], str(Path(flash_numba.__file__).parent), []
+    entered, package = [], str(Path(flash_numba.__file__).parent)
 
     def note(frame, event, argument):
-        seen.append(event)
-        assert len(seen) < 100_000, "a known call does not end"
         if event == "call" and frame.f_code.co_filename.startswith(package):
             entered.append(frame.f_code.co_name)
 

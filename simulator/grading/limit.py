@@ -28,25 +28,42 @@ def time_limit(seconds: float) -> Iterator[None]:
         Of processor time of the process, so that a busy machine does not count.
     """
     # Signals would reach the main thread only, and have no timers on Windows.
-    thread, start, over, lock = threading.get_ident(), time.process_time(), [], threading.Lock()
+    thread, start, lock = threading.get_ident(), time.process_time(), threading.Lock()
+    over, raised = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not over:
+        while not over.is_set():
             time.sleep(_LOOKS_EVERY_S)
             with lock:
-                if not over and time.process_time() - start > seconds:
-                    _raise_in(thread, Endless)
+                if not over.is_set() and time.process_time() - start > seconds:
+                    raised.set()
+                    _raise_in(thread)
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         with lock:
-            over.append(True)
-        _raise_in(thread, None)  # what was not raised yet
+            over.set()
+        if raised.is_set():
+            _let_arrive(thread)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Let a thread raise an exception before its next bytecode; None takes one back."""
-    given = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
+def _raise_in(thread: int) -> None:
+    """Let a thread raise `Endless` before its next bytecode, in place of one under way."""
+    set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    set_error(ctypes.c_ulong(thread), ctypes.py_object(Endless))
+
+
+def _let_arrive(thread: int) -> None:
+    """Leave no `Endless` under way in this thread.
+
+    Taking one back, with NULL, would leave CPython 3.11 looking for it for ever: it runs slower,
+    and the next function that a profiler is told of never starts.
+    """
+    try:
+        _raise_in(thread)
+        while True:
+            pass
+    except Endless:
+        pass
