@@ -21,7 +21,7 @@ from ..numba_cuda import ir, types
 from ..ptx import F32, I32, I64, emulated_by
 from .assembly import assembly, described, register_pointers, shared_address
 from .emulation import products
-from .layouts import ITEM_BYTES, SwizzledTile
+from .layouts import SwizzledTile
 
 KINDS = {"fp16": "f16", "bf16": "bf16"}
 DEPTH = 16
@@ -123,6 +123,42 @@ def _text(n, kind, steps, overwrite) -> str:
     return "\n".join(lines)
 
 
+def _text_of_shared(dtype: str, n: int, steps: list[tuple[int, int]], transposed: str) -> str:
+    """`_text` of ``A @ B``, both in shared memory, that leaves the old sums out.
+
+    `steps` has for each step how many bytes its parts of A and B are behind the first; `transposed`
+    are the flags of A and B, 1 for one that is read by columns.
+    """
+    first = n // 2
+    prepare = "add.s64 da, ${}, {}; add.s64 db, ${}, {};"
+    texts = [prepare.format(first, a // 16, first + 1, b // 16) for a, b in steps]
+    return _text(n, KINDS[dtype], [(one, "da, db", transposed) for one in texts], overwrite=True)
+
+
+def _product_of_shared(text: str, n: int, descriptors: tuple[int, int], emulate, words: str) -> Any:
+    """``multiply(acc, sA, sB)`` of `n` columns: a text whose operands are both in shared memory.
+
+    `descriptors` are those of A and B; `acc` is a (2, n // 4) local array, only written.
+    """
+
+    def typing(typingctx, acc, sA, sB):
+        def codegen(context, builder, signature, args):
+            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
+            starts = [
+                _described(context, builder, shared, array, descriptor)
+                for shared, array, descriptor in zip((sA, sB), args[1:], descriptors, strict=True)
+            ]
+            sums = assembly(builder, text, starts, [F32] * (n // 2))
+            for pointer, value in zip(pointers, sums, strict=True):
+                builder.store(value, pointer)
+            return context.get_dummy_value()
+
+        return types.void(acc, sA, sB), codegen
+
+    doc = f"``wgmma.mma_async`` with {words}"
+    return described(typing, emulate, doc, "wgmma", "warpgroup")
+
+
 @cache
 def make_multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     """``multiply_tiles(acc, sA, sB)``: start ``acc = A @ B.T``, both read by rows.
@@ -139,35 +175,13 @@ def make_multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     `acc` is a (2, b.rows // 4) local array whose old values do not count. The text is one piece:
     the fence that orders earlier uses of the registers, all steps, and the commit of the group.
     """
-    n, kind = b.rows, KINDS[dtype]
-    first = n // 2
-    steps = []
-    for step in range(a.columns // DEPTH):
-        units = a.step_along_row(step) // 16, b.step_along_row(step) // 16
-        prepare = f"add.s64 da, ${first}, {units[0]}; add.s64 db, ${first + 1}, {units[1]};"
-        steps.append((prepare, "da, db", "0, 0"))
-    text = _text(n, kind, steps, overwrite=True)
-
-    def typing(typingctx, acc, sA, sB):
-        def codegen(context, builder, signature, args):
-            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
-            starts = [
-                _described(context, builder, kind, array, tile.by_rows())
-                for kind, array, tile in ((sA, args[1], a), (sB, args[2], b))
-            ]
-            sums = assembly(builder, text, starts, [F32] * (n // 2))
-            for pointer, value in zip(pointers, sums, strict=True):
-                builder.store(value, pointer)
-            return context.get_dummy_value()
-
-        return types.void(acc, sA, sB), codegen
-
-    return described(
-        typing,
+    steps = [(a.step_along_row(i), b.step_along_row(i)) for i in range(a.columns // DEPTH)]
+    return _product_of_shared(
+        _text_of_shared(dtype, b.rows, steps, "0, 0"),
+        b.rows,
+        (a.by_rows(), b.by_rows()),
         products.multiply_tiles(dtype, a, b),
-        "``wgmma.mma_async`` with both operands in shared memory; see `make_multiply_tiles`.",
-        "wgmma",
-        "warpgroup",
+        "both operands in shared memory; see `make_multiply_tiles`.",
     )
 
 
@@ -242,39 +256,15 @@ def make_multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTi
     `acc` is a (2, n // 4) local array whose old values do not count. One text, as in
     `make_multiply_tiles`.
     """
-    kind, first = KINDS[dtype], n // 2
-    steps = []
-    for step in range(count * a.rows // DEPTH):
-        tile, row = divmod(step * DEPTH, a.rows)
-        a_units = (tile * a.size * ITEM_BYTES + a.step_down_rows(row // DEPTH)) // 16
-        b_units = b.step_along_row(step) // 16
-        prepare = f"add.s64 da, ${first}, {a_units}; add.s64 db, ${first + 1}, {b_units};"
-        steps.append((prepare, "da, db", "1, 0"))
-    text = _text(n, kind, steps, overwrite=True)
-
-    def typing(typingctx, acc, sA, sB):
-        def codegen(context, builder, signature, args):
-            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
-            starts = [
-                _described(context, builder, kind, array, descriptor)
-                for kind, array, descriptor in (
-                    (sA, args[1], a.by_columns()),
-                    (sB, args[2], b.by_rows()),
-                )
-            ]
-            sums = assembly(builder, text, starts, [F32] * (n // 2))
-            for pointer, value in zip(pointers, sums, strict=True):
-                builder.store(value, pointer)
-            return context.get_dummy_value()
-
-        return types.void(acc, sA, sB), codegen
-
-    return described(
-        typing,
+    parts = [divmod(i * DEPTH, a.rows) for i in range(count * a.rows // DEPTH)]
+    places = [tile * a.bytes + a.step_down_rows(row // DEPTH) for tile, row in parts]
+    steps = [(place, b.step_along_row(i)) for i, place in enumerate(places)]
+    return _product_of_shared(
+        _text_of_shared(dtype, n, steps, "1, 0"),
+        n,
+        (a.by_columns(), b.by_rows()),
         products.multiply_columns(dtype, a, count, b, n),
-        "``wgmma.mma_async`` with A transposed in shared memory; see `make_multiply_columns`.",
-        "wgmma",
-        "warpgroup",
+        "A transposed in shared memory; see `make_multiply_columns`.",
     )
 
 
@@ -293,38 +283,13 @@ def make_multiply_rows(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     `acc` is a (2, b.columns // 4) local array whose old values do not count. One text, as in
     `make_multiply_tiles`.
     """
-    n, kind = b.columns, KINDS[dtype]
-    first = n // 2
-    steps = []
-    for step in range(a.columns // DEPTH):
-        units = a.step_along_row(step) // 16, b.step_down_rows(step) // 16
-        prepare = f"add.s64 da, ${first}, {units[0]}; add.s64 db, ${first + 1}, {units[1]};"
-        steps.append((prepare, "da, db", "0, 1"))
-    text = _text(n, kind, steps, overwrite=True)
-
-    def typing(typingctx, acc, sA, sB):
-        def codegen(context, builder, signature, args):
-            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
-            starts = [
-                _described(context, builder, kind, array, descriptor)
-                for kind, array, descriptor in (
-                    (sA, args[1], a.by_rows()),
-                    (sB, args[2], b.by_columns()),
-                )
-            ]
-            sums = assembly(builder, text, starts, [F32] * (n // 2))
-            for pointer, value in zip(pointers, sums, strict=True):
-                builder.store(value, pointer)
-            return context.get_dummy_value()
-
-        return types.void(acc, sA, sB), codegen
-
-    return described(
-        typing,
+    steps = [(a.step_along_row(i), b.step_down_rows(i)) for i in range(a.columns // DEPTH)]
+    return _product_of_shared(
+        _text_of_shared(dtype, b.columns, steps, "0, 1"),
+        b.columns,
+        (a.by_rows(), b.by_columns()),
         products.multiply_rows(dtype, a, b),
-        "``wgmma.mma_async`` with both operands in shared memory; see `make_multiply_rows`.",
-        "wgmma",
-        "warpgroup",
+        "both operands in shared memory; see `make_multiply_rows`.",
     )
 
 
