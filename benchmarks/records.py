@@ -75,7 +75,7 @@ TIMED = [
 BESIDE = [
     Program(
         "h200_tests.json",
-        (str(HERE / "gpu_tests.py"), "FILE", "--commit", "ID", *PYTEST),
+        (str(HERE / "gpu_tests.py"), "--commit", "ID", "FILE", *PYTEST),
         420,
     ),
     Program("sanitize.json", (str(HERE / "sanitize.py"), "FILE", "--jobs", "6"), 420),
