@@ -1,6 +1,6 @@
 """Run the tests that need a GPU, and write a summary of how they went and on what.
 
-python benchmarks/gpu_tests.py results.json [--commit ID] [-- further options of pytest]
+python benchmarks/gpu_tests.py [--commit ID] results.json [-- further options of pytest]
 python benchmarks/gpu_tests.py results.json --show
 """
 
@@ -73,14 +73,19 @@ def readme(found: dict, path: str | Path) -> str:
     return textwrap.fill(text, 100)
 
 
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("path", type=Path)
+    made.add_argument("--commit", default=None, help="where git does not know")
+    made.add_argument("pytest", nargs="*", help="options of pytest")
+    made.add_argument("--show", action="store_true", help="print README's words of a summary")
+    return made
+
+
 def main() -> int:
     """Run, write, and pass on pytest's exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--commit", default=None, help="where git does not know")
-    parser.add_argument("pytest", nargs="*", help="options of pytest")
-    parser.add_argument("--show", action="store_true", help="print README's words of a summary")
-    options = parser.parse_args()
+    options = parser().parse_args()
     if options.show:
         print(readme(json.loads(options.path.read_text()), options.path))
         return 0

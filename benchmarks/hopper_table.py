@@ -10,7 +10,7 @@ from readme_table import span
 from simulator.bench import results
 
 RESULTS = Path(__file__).resolve().parent / "results"
-FILES = ("h200_bf16.json",)
+FILES = ("h200_fp16.json", "h200_bf16.json")
 LENGTHS = {"512 and 1,024 queries": (512, 1024), "2,048 to 16,384": (2048, 4096, 8192, 16384)}
 PEER = "torch_cudnn"
 

@@ -27,7 +27,13 @@ AT_ONCE = 4
 OPERATIONS = {"ld": "load", "st": "store"}
 OWN = {"ld": ("ld", "ldsm"), "st": ("st", "stsm")}
 """By whose passes those of loads and of stores are made up."""
-COMBINED = {"hopper_backward", "hopper_backward_wide", "list_tiles", "aux_gradient"}
+COMBINED = {
+    "hopper_forward",
+    "hopper_backward",
+    "hopper_backward_wide",
+    "list_tiles",
+    "aux_gradient",
+}
 """Kernels, besides those of packed batches, of which the compiler reads and writes neighbours at
 once and keeps what it read: ``sA[i]``, that is; what an intrinsic of PTX says stays as it is."""
 MERGED = {
@@ -37,6 +43,15 @@ MERGED = {
 }
 """Shared arrays, or reads of them, whose neighbouring fours the compiler reads at once, one value
 for all lanes: a quarter of the instructions, of two passes each."""
+PREDICATED = {
+    "list_tiles": {
+        "sHighest[warp])": "sHighest[WARPS + warp])",
+        "first + sTiles[other]": "sWork[other] - work",
+    }
+}
+"""Loads of shared memory in a short branch, and one beside it that all warps execute. The compiler
+makes the branch a predicate: a warp of which no thread takes it executes the load, without a pass.
+"""
 HOISTED = ("mask_aux", "range_aux")
 """Arrays that masks read, for every row or element; the compiler keeps what it read before."""
 
@@ -69,7 +84,8 @@ def bounds(metric: str, value: int, launch, problem: dict, counters, report) -> 
         fewer = less(report, launch, problem, OPERATIONS[name], "instructions")
         if name == "st" and fewer:  # some by generic addresses, which have a counter of their own
             fewer += counters["smsp__inst_executed_op_generic_st.sum"]
-        return value - fewer, value + (fillers(counters) if name == "ld" else 0)
+        more = fillers(counters) + skipped(launch, report) if name == "ld" else 0
+        return value - fewer, value + more
     if metric.startswith(OWN_PASSES) and metric[-6:-4] in OPERATIONS:
         return value - less(report, launch, problem, OPERATIONS[metric[-6:-4]], "passes"), value
     if metric.startswith((SHARED_PASSES, SHARED_CONFLICTS)):
@@ -113,6 +129,19 @@ def fillers(counters) -> int:
     one copy or more.
     """
     return 3 * counters["smsp__inst_executed_op_ldgsts.sum"]
+
+
+def skipped(launch: Any, report: Report) -> int:
+    """At most so many shared loads are executed by warps of which no thread takes the branch."""
+
+    def instructions(text: str) -> int:
+        entries = [entry for entry in report.entries if text in entry.site.place.text]
+        loads = [e for e in entries if (e.memory.space, e.site.operation) == ("shared", "load")]
+        assert loads, text
+        return sum(entry.count.instructions for entry in loads)
+
+    pairs = PREDICATED.get(launch.name, {}).items()
+    return sum(instructions(beside) - instructions(branch) for branch, beside in pairs)
 
 
 def less(report: Report, launch, problem: dict, operation: str, part: str) -> int:

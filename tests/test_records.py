@@ -9,6 +9,7 @@ from test_cli import invoke
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import gpu_tests  # noqa: E402
 import records  # noqa: E402
 
 
@@ -21,6 +22,13 @@ def test_a_record_is_one_that_is_committed_or_awaited(program):
     assert str(Path("there") / program.file) in command
     assert "FILE" not in command
     assert "ID" not in command
+
+
+def test_the_options_of_the_tests_are_understood():
+    (program,) = (p for p in records.PROGRAMS if p.file == "h200_tests.json")
+    found = gpu_tests.parser().parse_args(program.command(Path("there"), "abc")[2:])
+    assert (found.path, found.commit) == (Path("there/h200_tests.json"), "abc")
+    assert found.pytest == list(records.PYTEST[1:])
 
 
 def stub(tmp_path, text: str, **fields) -> records.Program:
