@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("numba", reason="kernels need numba")
 
 from bug_zoo import empty, vector
+from data_kernels import KERNELS
 from numba import cuda, float32
 from traced_attention import CASES, blank, extra, random_problem
 
@@ -76,12 +77,12 @@ def other_columns(x, y):
     y[cuda.blockIdx.x, i] = s[i + cuda.blockIdx.x % 2]
 
 
-def both(kernel, grid, block, arguments, shared_bytes=0):
+def both(kernel, grid, block, arguments, shared_bytes=0, **options):
     """The reports of a full run and of one with representative blocks, which must agree."""
     reports = []
     for blocks in (None, "representative"):
         copies = [np.array(one) if isinstance(one, np.ndarray) else one for one in arguments]
-        run = trace(kernel, blocks=blocks)[grid, block, 0, shared_bytes]
+        run = trace(kernel, blocks=blocks, **options)[grid, block, 0, shared_bytes]
         reports.append(run(*copies))
     full, sampled = reports
     found = {(entry.site, entry.memory.name): entry.count for entry in sampled.entries}
@@ -139,8 +140,8 @@ def test_places_in_shared_memory_must_be_the_same():
 @pytest.mark.parametrize(
     ("kernel", "arguments", "why"),
     [
-        (by_value, (vector(256), empty(256)), "a branch with accesses depends on floating-point"),
-        (tickets, (np.zeros(1, np.int64), vector(8), empty(8)), "an atomic operation on integers"),
+        (by_value, (vector(256), empty(256)), "whether an access happens depends on numbers"),
+        (tickets, (np.zeros(1, np.int64), vector(8), empty(8)), "an index depends on numbers"),
         (in_place, (vector(256),), "the kernel orders blocks by fences"),
     ],
     ids=["data", "atomic", "fence"],
@@ -151,6 +152,18 @@ def test_what_cannot_be_followed_makes_every_block_run(kernel, arguments, why):
     assert full.blocks == sampled.blocks == 8
     assert full.flops == sampled.flops
     assert sampled.sampled[0].startswith(f"every block ran: {why}")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_numbers_from_memory_decide_nothing_unseen(name):
+    """The first block and the last one, which is run to make sure, do the same; others do not."""
+    x = np.outer([0.4, 1.9, 1.2, 0.4], np.linspace(0.5, 1, 32)).astype(np.float32).ravel()
+    h = np.repeat(np.array([1, 8, 3, 1], np.int16), 32)
+    b = np.repeat(np.array([1, 8, 3, 1], np.int8), 32)
+    full, sampled = both(KERNELS[name], 4, 32, (x, empty(4096), h, b), check=False)
+    assert sampled.blocks == 4
+    assert sampled.sampled[0].startswith("every block ran: ")
+    assert full.flops == sampled.flops
 
 
 def test_memory_is_as_after_a_full_run_where_every_block_ran():

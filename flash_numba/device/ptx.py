@@ -19,12 +19,13 @@ def emulated_by(emulate, traffic: str = "", **hooks) -> Any:
     """Decorator: a typing function as an intrinsic with its CPU twin `emulate`.
 
     `simulator.threads` says what `traffic` and the other `hooks` (`scope`, `fetch`, `put`,
-    `context`) mean.
+    `context`, `values`, `follows`, `flops`) mean. No address here depends on what an instruction
+    reads, so that `values` holds none unless given.
     """
 
     def decorate(typing):
         operation = intrinsic(typing)
-        operation.emulate, operation.traffic = emulate, traffic
+        operation.emulate, operation.traffic, operation.values = emulate, traffic, ()
         vars(operation).update(hooks)
         operation.__doc__ = typing.__doc__
         return operation
@@ -107,7 +108,7 @@ def _vector_store(space, doc) -> Any:
 
         return types.void(array, index, types.UniTuple(array.dtype, 4)), codegen
 
-    operation = emulated_by(_store4)(typing)
+    operation = emulated_by(_store4, values=(2,))(typing)
     operation.__doc__ = doc
     return operation
 
@@ -153,7 +154,7 @@ def _unary(name, text, emulate, doc) -> Any:
 
         return types.float32(x), codegen
 
-    operation = emulated_by(emulate)(typing)
+    operation = emulated_by(emulate, values=(0,))(typing)
     operation.__doc__ = doc
     return operation
 
@@ -226,6 +227,9 @@ def recomputed(typingctx, x):
         return assembly(builder, "mov.u32 $0, $1;", "=r,r", [number], I32, side_effect=True)
 
     return types.uint32(x), codegen
+
+
+recomputed.follows = True
 
 
 def _convert(doc, source, target, emulate, codegen) -> Any:
@@ -315,6 +319,9 @@ def shared_tile(typingctx, memory, start, shape):
         return tile._getvalue()
 
     return result(memory, start, shape), codegen
+
+
+shared_tile.follows = True
 
 
 def _element(context, builder, array, args, index):

@@ -98,7 +98,7 @@ def _mma(name, shape, dtype, doc) -> Any:
         return types.UniTuple(types.float32, 4)(a, b, c), codegen
 
     typing.__name__ = name
-    operation = emulated_by(emulate, scope="warp")(typing)
+    operation = emulated_by(emulate, scope="warp", values=(0, 1, 2))(typing)
     operation.__doc__ = doc
     return operation
 

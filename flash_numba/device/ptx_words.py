@@ -76,7 +76,7 @@ def _store(name, space, count, doc) -> Any:
         return types.void(array, index, words), codegen
 
     typing.__name__ = name
-    operation = emulated_by(emulate)(typing)
+    operation = emulated_by(emulate, values=(2,))(typing)
     operation.__doc__ = doc
     return operation
 

@@ -57,6 +57,15 @@ through attributes of the intrinsic:
     two operands are array and index) that order threads of blocks that run at once
     (``trace(kernel, cluster=2)`` makes any kernel's blocks do so). Between other blocks races are
     then not looked for, as nowhere between blocks with ``cuda.threadfence``.
+``operation.values``
+    Positions of operands that are moved or computed with: they decide neither what is accessed nor
+    whether. To declare it, if with ``()``, also says that the addresses follow from the operands
+    and not from what the instruction reads. With ``blocks="representative"`` every block runs if
+    another operand depends on numbers from memory, or if an instruction that may access memory
+    declares nothing (`alike`).
+``operation.follows`` (default False)
+    True: it gives one of its operands (those in `values` apart), or computes with operators alone,
+    so that an integer that is known in all blocks stays so.
 
 Names that are not emulated are errors that name the source line, before the kernel runs.
 """

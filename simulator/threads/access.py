@@ -39,7 +39,7 @@ def make(array, append, flat, valid, convert, wrap, stored, outside, unset, size
 
 
 @functools.cache
-def _factory(ndim, counting, checked, per_element, converts, sampling, integers):
+def _factory(ndim, counting, checked, per_element, converts, sampling, integers, itemsize):
     coded = "code" if per_element == 1 else "sized(code, scale)"
     index = "".join(f"i{axis}, " for axis in range(ndim))
     inside = " and ".join(f"0 <= i{a} < n{a}" for a in range(ndim)) or "True"
@@ -49,10 +49,10 @@ def _factory(ndim, counting, checked, per_element, converts, sampling, integers)
     followed_load = followed_store = "pass"
     if sampling:
         followed_load = "where, at = at, alike.element(array, at, code)"
-        followed_store = "at = alike.element(array, at, code)"
+        followed_store = "at = alike.element(array, at, code); "
+        followed_store += f"alike.stored(array, at, {itemsize}, code, value)"
         if integers:
             read = f"alike.loaded(array, where, {read})"
-            followed_store += "; alike.stored(value)"
     text = _TEMPLATE.format(
         index=index,
         inside=inside,
@@ -92,7 +92,8 @@ def make_access(array):
         per,
         convert is not None,
         runtime.alike is not None,
-        array.dtype.kind in "iub" and array.itemsize != 2,
+        array.dtype.kind in "iub" and array.itemsize != 2,  # 16 bits may hold half a float
+        array.itemsize,
     )
     sizes = [one for pair in zip(array.shape, array.steps, strict=True) for one in pair]
     return make(

@@ -4,9 +4,11 @@ Two blocks are alike if each thread takes the same way through the source and ea
 accesses each array at addresses that all differ by one multiple of 32 bytes (by any number, if it
 is one element for all threads; in shared memory: not at all). Then their warp instructions,
 sectors, passes and conflicts are equal. This is followed exactly while a block runs: every integer
-that comes from blockIdx is known for all blocks (`per_block`). What cannot be followed - a way that
-depends on floating-point data, integers through atomics - makes the launch run every block. The
-last block of a class runs, too, and must give the same counts.
+that comes from blockIdx, or from an array of integers, is known for all blocks (`per_block`). If an
+index, a condition or a way through the source may depend on anything else - floats and 16-bit
+numbers from memory, atomics, what an unknown function gives - every block runs
+(`translate.following` finds that out beforehand). The last block of a class runs, too, and must
+give the same counts.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Alike:
     active : bool
         Whether anybody wants to know.
     by_numbers : bool
-        Whether a branch without accesses depended on floating-point numbers: operations may differ.
+        Whether a branch without accesses depends on numbers from memory: operations may differ.
+    known_stores : set of int
+        Log codes of stores that write integers which are known in all blocks.
     """
 
     def __init__(self, grid: Dim3):
@@ -65,6 +69,9 @@ class Alike:
         self.indices = (numbers % grid.x, numbers // grid.x % grid.y, numbers // grid.x // grid.y)
         self.left = np.ones(len(numbers), bool)
         self.number, self.active, self.by_numbers = 0, True, False
+        self.known_stores: set[int] = set()
+        self._read: set[int] = set()
+        self._written: set[int] = set()
         self._shifts: dict[tuple, tuple[int, np.ndarray]] = {}
 
     def begin(self, number: int, left: np.ndarray) -> Dim3:
@@ -118,27 +125,33 @@ class Alike:
 
     def loaded(self, array, at, value):
         """An integer read at element `at`, as it is in all blocks."""
+        memory, first = array.memory, at * array.itemsize
+        if memory.unknown is None:
+            self._read.add(memory.base)
+            self._orders(memory)
+        elif any(memory.unknown[first : first + array.itemsize]):
+            self.leaked(f"an integer that was written to {memory.name}")
         if at.__class__ is not PerBlock:
             return value
         everything = array.flat()
         others = everything[np.clip(at.others, 0, len(everything) - 1)].astype(np.int64)
         return PerBlock(value, others, self)
 
-    def stored(self, value) -> None:
-        """An integer goes to memory, from where it would come back as a plain one."""
-        if value.__class__ is PerBlock:
-            self.leaked("an integer in memory that depends on blockIdx")
+    def stored(self, array, at: int, size: int, code: int = 0, value=None) -> None:
+        """Note what was written: in the running block, element `at` and `size` bytes from it on.
 
-    def updated(self, array, at, code) -> int:
-        """Note an atomic operation; the element in the running block."""
-        if array.memory.space == "global" and array.dtype.kind in "iu":
-            self.leaked("an atomic operation on integers in global memory")
-        return self.element(array, at, code)
+        Only known integers may be read again: from shared memory where they were written last, from
+        global memory where no block writes.
+        """
+        memory = array.memory
+        if memory.unknown is None:
+            self._written.add(memory.base)
+            self._orders(memory)
+            return
+        known = code in self.known_stores and value.__class__ is not PerBlock
+        first = at * array.itemsize
+        memory.unknown[first : first + size] = (b"\0" if known else b"\1") * size
 
-    def by_data(self, test, accesses: bool = True):
-        """The condition of a branch: numbers from memory must not decide about accesses."""
-        if isinstance(test, np.bool_):
-            if accesses:
-                self.leaked("a branch with accesses depends on floating-point numbers")
-            self.by_numbers = True
-        return test
+    def _orders(self, memory) -> None:
+        if memory.base in self._read and memory.base in self._written:
+            self.leaked(f"integers of {memory.name}, which the kernel reads and writes,")

@@ -36,6 +36,8 @@ class Memory:
         First byte -> what an instruction keeps there, such as the state of a barrier.
     twins : list of Memory
         For each block that runs at once, the same stretch of its shared memory; else empty.
+    unknown : bytearray or None
+        Bytes of shared memory that hold no integers known in all blocks (`alike`).
     """
 
     name: str
@@ -47,12 +49,15 @@ class Memory:
     objects: dict = field(default_factory=dict)
     shape: tuple = ()
     twins: list[Memory] = field(default_factory=list)
+    unknown: bytearray | None = None
 
     def reset(self) -> None:
         """As at a block's start: nothing written, every float NaN."""
         self.data[:] = 0xFF
         if self.valid is not None:
             self.valid[:] = bytes(len(self.valid))
+        if self.unknown is not None:
+            self.unknown[:] = b"\1" * len(self.unknown)
         self.objects.clear()
 
 
@@ -275,6 +280,8 @@ class Array:
             code = self.runtime.code(operation, size)
             if self.runtime.alike is not None:
                 at = self.runtime.alike.element(self, at, code)
+                if operation != LOAD:
+                    self.runtime.alike.stored(self, at, size)
             self.runtime.append(self.address(at) << 16 | code)
         return at, size
 
@@ -297,7 +304,8 @@ def atomic_update(array: Array, index, update):
     at = array.place(tuple(index))
     code = runtime.code(ATOMIC, array.itemsize) if runtime.counting else 0
     if runtime.alike is not None:
-        at = runtime.alike.updated(array, at, code)
+        at = runtime.alike.element(array, at, code)
+        runtime.alike.stored(array, at, array.itemsize)
     memory, byte = array.memory, at * array.itemsize
     if memory.valid is not None and not memory.valid[byte // memory.granule]:
         runtime.unset(array, at)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from .runtime import Runtime
 from .scalars import CASTS
 
@@ -23,13 +21,8 @@ def _reduction(reduce):
     return lambda payloads: _same_for_all(reduce(list(payloads.values())), payloads)
 
 
-def _truth(value: bool, values):
-    """`value` as what tells a branch on numbers from memory (see `alike`) from one on indices."""
-    return np.bool_(value) if any(v.__class__ is np.bool_ for v in values) else value
-
-
-_ANY = _reduction(lambda values: _truth(any(bool(v) for v in values), values))
-_ALL = _reduction(lambda values: _truth(all(bool(v) for v in values), values))
+_ANY = _reduction(lambda values: any(bool(v) for v in values))
+_ALL = _reduction(lambda values: all(bool(v) for v in values))
 
 
 class Collectives:

@@ -125,6 +125,7 @@ class SharedMemory:
         data = np.empty(size, np.uint8)
         valid = bytearray(-(-size // granule)) if self.runtime.checking else None
         memory = Memory(name, "shared", base, data, granule, valid)
+        memory.unknown = bytearray(size) if self.runtime.alike is not None else None
         memory.reset()
         self.memories.append(memory)
         return memory

@@ -119,6 +119,8 @@ def _operation(operate, swap):
         if isinstance(result, bool):
             return PerBlockTruth(result, rest, self.alike)
         if not isinstance(result, int):
+            if operate is not operator.truediv:
+                self.alike.leaked("a float made of unsigned and signed integers")
             return result
         if type(result) is not int:
             self.alike.keep(rest >= 0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from .alike import Alike, Sampled, Unprovable
 from .counts import Counter
+from .log import STORE
 
 
 class Sample:
@@ -33,8 +34,7 @@ class Sample:
         """
         before = [memory.data.copy() for memory in self.launch.globals.memories]
         try:
-            if self.launch.functions.ordered:
-                raise Unprovable("the kernel orders blocks by fences")
+            self._prove(alike)
             return self._by_class(counter, alike)
         except Unprovable as error:
             reason = str(error)
@@ -46,6 +46,22 @@ class Sample:
         for number in range(len(alike.left)):
             self._block(counter, number, alike.index(number))
         return len(alike.left), [f"every block ran: {reason}"]
+
+    def _prove(self, alike: Alike) -> None:
+        """Whether all that decides what a block does can be followed."""
+        functions = self.launch.functions
+        if functions.ordered:
+            raise Unprovable("the kernel orders blocks by fences")
+        if leaks := list(functions.book.leaks):
+            more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
+            raise Unprovable(f"{leaks[0]}{more}")
+        alike.by_numbers = functions.book.branches
+        stores = functions.book.stores
+        alike.known_stores = {
+            code
+            for code, site in enumerate(self.launch.runtime.log.sites)
+            if site and site.operation == STORE and stores.get((site.place, site.column), False)
+        }
 
     def _block(self, counter, number, index) -> None:
         counter.barriers += self.launch.run_blocks(

@@ -66,9 +66,9 @@ def assembly(builder, text: str, inputs, outputs=(), tied=()) -> list:
     return [builder.extract_value(call, i) for i in range(len(outputs))]
 
 
-def described(typing, emulate, doc=None, traffic="", scope="thread") -> Any:
+def described(typing, emulate, doc=None, traffic="", scope="thread", **hooks) -> Any:
     """A typing function as an intrinsic with its CPU twin, which is handed a context; see `ptx`."""
-    operation = emulated_by(emulate, traffic, scope=scope, context=True)(typing)
+    operation = emulated_by(emulate, traffic, scope=scope, context=True, **hooks)(typing)
     operation.__doc__ = doc or typing.__doc__
     return operation
 

@@ -51,3 +51,6 @@ def stmatrix_x4_trans(typingctx, shared, at, words):
         return context.get_dummy_value()
 
     return types.void(shared, at, words), codegen
+
+
+stmatrix_x4_trans.values = (2,)

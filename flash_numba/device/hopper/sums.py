@@ -59,6 +59,9 @@ def store_pair_global(typingctx, array, index, word, valid):
     return types.void(array, index, word, valid), codegen
 
 
+store_pair_global.values = (2,)
+
+
 def _bulk_load(typingctx, to, source, at, count, bars, index):
     def codegen(context, builder, signature, args):
         kinds = signature.args

@@ -70,6 +70,7 @@ map_address = described(
 
     To be asked for in the kernel itself: handing the argument on would copy it.
     """,
+    follows=True,
 )
 tensor_load = described(
     _load,

@@ -112,6 +112,9 @@ def made_here(typingctx, x):
     return types.int32(x), codegen
 
 
+made_here.follows = True
+
+
 @emulated_by(lambda x, sum_of_weights: x)
 def made_after(typingctx, x, sum_of_weights):
     """`x` (an int32), known only once `sum_of_weights` (a float32, not negative) is.
@@ -130,3 +133,6 @@ def made_after(typingctx, x, sum_of_weights):
         return same
 
     return types.int32(x, sum_of_weights), codegen
+
+
+made_after.follows, made_after.values = True, (1,)

@@ -64,7 +64,7 @@ def make_operand(descriptor: int) -> Any:
 
         return types.int64(shared), codegen
 
-    return emulated_by(lambda shared: shared)(typing)
+    return emulated_by(lambda shared: shared, follows=True)(typing)
 
 
 @cache
@@ -100,10 +100,11 @@ def make_operands(descriptor: int, size: int = 0) -> tuple[Any, Any]:
 
         return types.int64(first, number), codegen
 
-    first = emulated_by(lambda shared: shared)(typing_of_first)
-    return first, emulated_by(lambda first, number: first[number] if size else first)(
-        typing_of_number
-    )
+    def tile(first, number):
+        return first[number] if size else first
+
+    first = emulated_by(lambda shared: shared, follows=True)(typing_of_first)
+    return first, emulated_by(tile, follows=True)(typing_of_number)
 
 
 def _text(n, kind, steps, overwrite) -> str:
@@ -233,6 +234,7 @@ def make_add_product(dtype: str, depth: int, b: SwizzledTile) -> Any:
         "``wgmma.mma_async`` with A in registers; see `make_add_product`.",
         "wgmma",
         "warpgroup",
+        values=(1,),
     )
 
 
@@ -331,4 +333,5 @@ def make_wait(pending: int, *counts: int) -> Any:
         products.wait(pending),
         "``wgmma.wait_group`` (9.7.15.7.3); see `make_wait`.",
         scope="warpgroup",
+        values=(0, 1),
     )

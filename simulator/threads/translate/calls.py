@@ -49,6 +49,9 @@ class Calls(Expressions):
             known = names <= {*FLOATS, *INTEGERS} and names
             name = "float32" if names == {"float32"} else "float64" if known else "any"
             return Kind(name if target.value is not None else "any", uniform)
+        if target.what == "choice":
+            chosen = [kind.name for kind in arguments[-2:]]  # of where, after the condition
+            return Kind(chosen[0] if len(chosen) == 1 else wider(*chosen), uniform)
         if target.what == "builtin":
             return self._kind_builtin(target.value, arguments, uniform)
         if target.what == "intrinsic" and not node.keywords:

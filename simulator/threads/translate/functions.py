@@ -21,6 +21,8 @@ from ..runtime import Runtime
 from ..scalars import F64, argument
 from .fingerprint import Fingerprint
 from .flops import BlockCounters
+from .following import Book
+from .following_calls import leaks_of
 from .infer import Analysis
 from .kinds import ANY, Kind, of_value
 from .link import classify
@@ -82,7 +84,6 @@ class Functions:
             "_items": items,
             "_divide": divide,
             "_local_view": LocalView,
-            "_by_data": runtime.alike.by_data if runtime.alike is not None else None,
         }
         self.sources = Fingerprint()
         self._global_array = global_array
@@ -126,6 +127,7 @@ class Functions:
         """The rewritten kernel."""
         analysis = Analysis(self, function, kinds)
         analysis.is_kernel = True
+        self.book = leaks_of(analysis) if self.runtime.alike is not None else Book()
         return self.compiled(analysis)
 
     def touches(self, analysis: Analysis) -> bool:
@@ -234,8 +236,6 @@ class Functions:
         return rewriter.bind(self._constants[id(value)], "array")
 
     def _enter(self, visit, condition):
-        if self.runtime.alike is not None:
-            self.runtime.alike.by_data(condition)
         self.runtime.turn(visit, 1 if condition else 0)
         return condition
 

@@ -25,8 +25,9 @@ class Target(NamedTuple):
     what : str
         "cuda" (value: dotted path), "cast" (type name), "function" (Python function),
         "intrinsic" (the operation), "class" (a named tuple), "math" or "native" (what to call
-        instead), "builtin" (name), "module", "object", "array" (NumPy array), "const" (plain
-        value), "missing" (what is not emulated, in words).
+        instead), "choice" (what to call that gives one of its operands), "builtin" (name),
+        "module", "object", "array" (NumPy array), "const" (plain value), "missing" (what is not
+        emulated, in words).
     value : object
     """
 
@@ -40,14 +41,13 @@ _PREFIXES = ("shared", "local", "atomic", "fp16", "const", "cg")
 _MATH = {
     id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)
 }
-_SHARED_ROOM: dict[Any, Any] = {
-    fn.exp: MATH["exp"],
-    fn.tanh: MATH["tanh"],
-    fn.sin: MATH["sin"],
-    fn.abs: abs,
+_SHARED_ROOM: dict[Any, Target] = {
+    **{getattr(fn, name): Target("math", MATH[name]) for name in ("exp", "tanh", "sin")},
+    fn.abs: Target("choice", abs),
+    fn.minimum: Target("choice", smaller),
+    fn.maximum: Target("choice", larger),
+    fn.where: Target("choice", lambda condition, x, y: x if condition else y),
 }
-_SHARED_ROOM |= {fn.minimum: smaller, fn.maximum: larger}
-_SHARED_ROOM[fn.where] = lambda condition, x, y: x if condition else y
 _BUILTINS = {id(getattr(builtins, name)): name for name in BUILTINS}
 
 
@@ -107,7 +107,7 @@ def libdevice(name: str) -> Target:
 def classify(value) -> Target:
     """What a global or captured value is to a kernel."""
     if isinstance(value, types.FunctionType) and value in _SHARED_ROOM:
-        return Target("math", _SHARED_ROOM[value])
+        return _SHARED_ROOM[value]
     if isinstance(value, types.ModuleType):
         return Target("cuda", "") if value is _cuda_module() else Target("module", value)
     if id(value) in _MATH:

@@ -82,7 +82,7 @@ class CallRewriter(AccessRewriter):
     def _call_math(self, node, function):
         return self._plain(node, self.bind(function, "math"))
 
-    _call_class = _call_math
+    _call_class = _call_choice = _call_math
 
     def _call_native(self, node, function):
         if any(self.kind(one).name == "array" for one in node.args):

@@ -81,14 +81,6 @@ class FlowRewriter(CallRewriter):
     def _leave(visit, node):
         return ast.copy_location(ast.Expr(call("_leave", load(visit))), node)
 
-    def _test(self, node):
-        """The condition of a branch or loop."""
-        test = self.visit(node.test)
-        if self.runtime.alike is None:
-            return test
-        accesses = ast.Constant(self.touches(node.test, *node.body, *node.orelse))
-        return call("_by_data", test, accesses)
-
     def visit_If(self, node):
         """A branch; if threads may part at it, both arms say so."""
         parts = (
@@ -96,7 +88,7 @@ class FlowRewriter(CallRewriter):
             and not self.kind(node.test).uniform
             and self.touches(*node.body, *node.orelse)
         )
-        test, body, orelse = self._test(node), self._block(node.body), self._block(node.orelse)
+        test, body, orelse = self.visit(node.test), self._block(node.body), self._block(node.orelse)
         body = body or [ast.copy_location(ast.Pass(), node)]
         branch = ast.copy_location(ast.If(test, body, orelse), node)
         if not parts:
@@ -131,7 +123,7 @@ class FlowRewriter(CallRewriter):
 
     def visit_While(self, node):
         """A loop with a condition."""
-        test = self._test(node)
+        test = self.visit(node.test)
         loop = ast.While(test, self._block(node.body), self._block(node.orelse))
         return self._loop(node, ast.copy_location(loop, node), False)
 
