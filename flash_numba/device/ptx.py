@@ -154,7 +154,7 @@ def _unary(name, text, emulate, doc) -> Any:
 
         return types.float32(x), codegen
 
-    operation = emulated_by(emulate, values=(0,))(typing)
+    operation = emulated_by(emulate, values=(0,), flops={name: 1})(typing)
     operation.__doc__ = doc
     return operation
 
@@ -201,6 +201,9 @@ def larger(typingctx, x, y):
     return types.float32(x, y), codegen
 
 
+larger.flops = {}
+
+
 @emulated_by(lambda x, y: np.float32(x) * np.float32(y))
 def rounded_product(typingctx, x, y):
     """``mul.rn.f32`` (9.7.3.5): ``x * y`` rounded, never fused with an addition that follows."""
@@ -212,6 +215,9 @@ def rounded_product(typingctx, x, y):
         return assembly(builder, "mul.rn.f32 $0, $1, $2;", "=f,f,f", operands, F32)
 
     return types.float32(x, y), codegen
+
+
+rounded_product.flops = {"mul": 1}
 
 
 @emulated_by(lambda x: x)

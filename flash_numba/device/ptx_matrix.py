@@ -98,7 +98,8 @@ def _mma(name, shape, dtype, doc) -> Any:
         return types.UniTuple(types.float32, 4)(a, b, c), codegen
 
     typing.__name__ = name
-    operation = emulated_by(emulate, scope="warp", values=(0, 1, 2))(typing)
+    flops = {"matmul": 2 * 16 * 8 * (16 if shape == "m16n8k16" else 8)}
+    operation = emulated_by(emulate, scope="warp", values=(0, 1, 2), flops=flops)(typing)
     operation.__doc__ = doc
     return operation
 

@@ -66,6 +66,8 @@ through attributes of the intrinsic:
 ``operation.follows`` (default False)
     True: it gives one of its operands (those in `values` apart), or computes with operators alone,
     so that an integer that is known in all blocks stays so.
+``operation.flops`` (default: by name, if its operands and its result are floats)
+    Floating-point operations of the whole instruction by kind, such as ``{"matmul": 4096}``.
 
 Names that are not emulated are errors that name the source line, before the kernel runs.
 """

@@ -106,6 +106,9 @@ MATH["rsqrt"] = _rounded(_rsqrt)
 MATH |= {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "isnan": math.isnan}
 MATH |= {"isinf": math.isinf, "isfinite": math.isfinite}
 """Functions of `math`, float32 in, float32 out."""
+NOT_FLOATS = dict.fromkeys((math.floor, math.ceil, math.trunc), "int")
+NOT_FLOATS |= dict.fromkeys((math.isnan, math.isinf, math.isfinite), "bool")
+"""Those that give something else."""
 
 BUILTINS = {
     "abs": builtins.abs,
@@ -131,7 +134,12 @@ LIBDEVICE = {
     name + suffix: function
     for suffix in ("", "f")
     for name, function in MATH.items()
-    if name not in ("isnan", "isinf", "isfinite")
+    if function not in NOT_FLOATS
+}
+LIBDEVICE |= {
+    name + suffix: function
+    for suffix in ("", "f")
+    for name, function in (("floor", np.floor), ("ceil", np.ceil), ("trunc", np.trunc))
 }
 LIBDEVICE |= {f"fast_{name}f": MATH[name] for name in ("exp", "log", "log2", "log10", "sin", "cos")}
 LIBDEVICE |= {"fast_powf": MATH["pow"], "fast_fdividef": divide, "fdividef": divide}

@@ -34,6 +34,9 @@ def add4_global(typingctx, array, index, values):
     return types.void(array, index, values), codegen
 
 
+add4_global.flops = {"add": 4}
+
+
 def _store_pair(array, index, word, valid):
     if valid:
         array.store_vector(index, (int(word) & 0xFFFF, int(word) >> 16))

@@ -136,11 +136,19 @@ def _text_of_shared(dtype: str, n: int, steps: list[tuple[int, int]], transposed
     return _text(n, KINDS[dtype], [(one, "da, db", transposed) for one in texts], overwrite=True)
 
 
-def _product_of_shared(text: str, n: int, descriptors: tuple[int, int], emulate, words: str) -> Any:
+def _products(n: int, depth: int) -> dict[str, int]:
+    """Operations of a product of 64 rows, `n` columns and that depth."""
+    return {"matmul": 2 * 64 * n * depth}
+
+
+def _product_of_shared(
+    text: str, n: int, depth: int, descriptors: tuple[int, int], emulate, words: str
+) -> Any:
     """``multiply(acc, sA, sB)`` of `n` columns: a text whose operands are both in shared memory.
 
     `descriptors` are those of A and B; `acc` is a (2, n // 4) local array, only written.
     """
+    operations = _products(n, depth)
 
     def typing(typingctx, acc, sA, sB):
         def codegen(context, builder, signature, args):
@@ -157,7 +165,7 @@ def _product_of_shared(text: str, n: int, descriptors: tuple[int, int], emulate,
         return types.void(acc, sA, sB), codegen
 
     doc = f"``wgmma.mma_async`` with {words}"
-    return described(typing, emulate, doc, "wgmma", "warpgroup")
+    return described(typing, emulate, doc, "wgmma", "warpgroup", flops=operations)
 
 
 @cache
@@ -180,6 +188,7 @@ def make_multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     return _product_of_shared(
         _text_of_shared(dtype, b.rows, steps, "0, 0"),
         b.rows,
+        a.columns,
         (a.by_rows(), b.by_rows()),
         products.multiply_tiles(dtype, a, b),
         "both operands in shared memory; see `make_multiply_tiles`.",
@@ -235,6 +244,7 @@ def make_add_product(dtype: str, depth: int, b: SwizzledTile) -> Any:
         "wgmma",
         "warpgroup",
         values=(1,),
+        flops=_products(n, depth),
     )
 
 
@@ -264,6 +274,7 @@ def make_multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTi
     return _product_of_shared(
         _text_of_shared(dtype, n, steps, "1, 0"),
         n,
+        count * a.rows,
         (a.by_columns(), b.by_rows()),
         products.multiply_columns(dtype, a, count, b, n),
         "A transposed in shared memory; see `make_multiply_columns`.",
@@ -289,6 +300,7 @@ def make_multiply_rows(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     return _product_of_shared(
         _text_of_shared(dtype, b.columns, steps, "0, 1"),
         b.columns,
+        a.columns,
         (a.by_rows(), b.by_columns()),
         products.multiply_rows(dtype, a, b),
         "both operands in shared memory; see `make_multiply_rows`.",

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from ..collectives import COLLECTIVE_UNIFORM
+from ..mathematics import NOT_FLOATS
 from .expressions import Expressions
 from .kinds import ANY, FLOATS, INTEGERS, NONE, Kind, escaped, number, wider
 from .link import Target
@@ -48,7 +49,7 @@ class Calls(Expressions):
             names = {kind.name for kind in arguments}
             known = names <= {*FLOATS, *INTEGERS} and names
             name = "float32" if names == {"float32"} else "float64" if known else "any"
-            return Kind(name if target.value is not None else "any", uniform)
+            return Kind(NOT_FLOATS.get(target.value, name), uniform)
         if target.what == "choice":
             chosen = [kind.name for kind in arguments[-2:]]  # of where, after the condition
             return Kind(chosen[0] if len(chosen) == 1 else wider(*chosen), uniform)

@@ -10,6 +10,7 @@ import ast
 from collections import Counter as Tally
 
 from ..errors import Place
+from ..instructions import SCOPES
 from .infer import Analysis
 from .kinds import FLOATS
 
@@ -20,9 +21,12 @@ _COMPOUND = (ast.If, ast.For, ast.While)
 def operations(analysis: Analysis, node: ast.AST) -> Tally:
     """Operations by kind that one execution of a simple statement makes.
 
-    "add" (and subtract), "mul", "div", "pow", and functions by their names. Additions that the
-    compiler would fuse with a product still count as two operations; of a conditional expression
-    both arms count, unless constants decide it.
+    "add" (and subtract, also atomically), "mul", "div", "pow", "matmul" (multiplications and
+    additions of tensor cores), and functions by their names. Choices, comparisons and conversions
+    are none. Additions that the compiler would fuse with a product still count as two operations;
+    of a conditional expression both arms count, unless constants decide it. What is computed from
+    values whose type the source does not tell, such as rows of a local array within a tuple, is not
+    seen.
     """
     found: Tally = Tally()
     for one in analysis.walk(node):
@@ -34,8 +38,8 @@ def operations(analysis: Analysis, node: ast.AST) -> Tally:
             total = ast.copy_location(ast.BinOp(target, one.op, one.value), one)
             if analysis.kind(total).name in FLOATS and type(one.op) in _OPERATIONS:
                 found[_OPERATIONS[type(one.op)]] += 1
-        elif isinstance(one, ast.Call) and (name := _function(analysis, one)):
-            found[name] += 1
+        elif isinstance(one, ast.Call):
+            found.update(_of_call(analysis, one))
     return found
 
 
@@ -45,16 +49,24 @@ def _as_load(target):
     return ast.Subscript(target.value, target.slice, ast.Load())
 
 
-def _function(analysis, node) -> str | None:
+def _of_call(analysis: Analysis, node: ast.Call) -> dict[str, int]:
+    """Operations of a call, each thread's part of what a warp does together."""
     target = analysis.static(node.func)
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if target is None:
-        return None
-    if target.what == "cuda" and name == "fma":
-        return "fma"
-    if target.what in ("math", "intrinsic") and analysis.kind(node).name in FLOATS:
-        return name
-    return None
+        return {}
+    kinds = [analysis.kind(one) for one in node.args]
+    if target.what == "cuda":
+        sums = target.value in ("atomic.add", "atomic.sub") and kinds[0].dtype in FLOATS
+        return {"add": 1} if sums else {"fma": 1} if name == "fma" else {}
+    declared = getattr(target.value, "flops", None) if target.what == "intrinsic" else None
+    if declared is not None:
+        threads = SCOPES[getattr(target.value, "scope", "thread")]
+        return {kind: count // threads for kind, count in declared.items()}
+    floats = analysis.kind(node).name in FLOATS
+    if target.what == "intrinsic":
+        floats = floats and all(kind.name in FLOATS for kind in kinds)
+    return {name: 1} if floats and target.what in ("math", "intrinsic") else {}
 
 
 class BlockCounters:
