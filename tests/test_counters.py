@@ -234,8 +234,11 @@ def test_dram_reads_each_tensor_once_and_l2_serves_the_rest(name, kernel):
 
 
 def test_the_table_of_four_ways_is_made_of_code_and_counters():
-    text = four_ways.DOCUMENT.read_text()
-    assert "\n".join(["", *four_ways.table(reports_of), ""]) in text
+    for row in four_ways.ROWS:
+        (simulated, form), written = four_ways.by_simulator(row)
+        threads = four_ways.by_threads(reports_of(row.case), row.skip)
+        assert simulated == form == threads[0], row.case
+        assert written == [threads[1]] * 2, row.case
     shown = {functions_of(case_named(row.case)).__name__ for row in four_ways.ROWS}
     passes = {
         rung.functions(direction).__name__
@@ -244,11 +247,8 @@ def test_the_table_of_four_ways_is_made_of_code_and_counters():
         for direction in ("forward", "backward")
     }
     assert shown == passes
-    for row in four_ways.ROWS:
-        (simulated, form), written = four_ways.by_simulator(row)
-        threads = four_ways.by_threads(reports_of(row.case), row.skip)
-        assert simulated == form == threads[0], row.case
-        assert written == [threads[1]] * 2, row.case
+    text = four_ways.DOCUMENT.read_text()
+    assert "\n".join(["", *four_ways.table(reports_of), ""]) in text
 
 
 @pytest.mark.parametrize("row", four_ways.ROWS, ids=lambda row: row.case)
@@ -284,8 +284,12 @@ def test_report_shows_measured_beside_predicted():
 
 
 def test_every_kernel_is_counted():
-    launched = {launch.name for case in CASES if case.traced for launch in launches(case)}
+    """In a case that is traced, and in the record of what Nsight Compute measured of that case."""
+    cases = [case for case in CASES if case.traced]
+    launched = {launch.name for case in cases for launch in launches(case)}
     assert launched == kernels_of_package()
+    measured = [MEASURED["cases"].get(case.name, {"launches": []}) for case in cases]
+    assert {one["kernel"] for case in measured for one in case["launches"]} == launched
 
 
 def test_machine_and_problems_are_stored():

@@ -18,6 +18,7 @@ import traced_kernels as kernels
 from bug_zoo import empty, vector
 from numba import cuda, float32
 
+from flash_numba.device.hopper.warpgroups import named_arrive, named_sync
 from simulator.threads import trace
 from simulator.threads.passes import copy_sectors, passes, sectors
 
@@ -258,3 +259,30 @@ def test_speed_of_the_naive_kernel():
         rates[count] = accesses / spent
     assert rates[True] > 0.5e6
     assert rates[False] > 1e6
+
+
+@cuda.jit
+def barriers_by_number(y, turns):
+    warp = cuda.threadIdx.x // 32
+    for _ in range(turns):
+        if warp < 2:
+            named_sync(1, 64)
+        elif warp == 2:
+            named_arrive(2, 64)
+            named_sync(3, 64)
+        else:
+            named_sync(2, 64)
+            named_sync(3, 64)
+    cuda.syncthreads()
+    y[cuda.grid(1)] = 1
+
+
+def test_barriers_by_number_are_counted_when_they_open():
+    report = trace(barriers_by_number)[3, 128](empty(384), 5)
+    assert report.barriers == 3 * (3 * 5 + 1)
+    by_text = {place.text: count for place, count in report.barriers_of.items()}
+    named = {f"named_sync({number}, 64)": 15 for number in (1, 2, 3)}
+    assert by_text == named | {"cuda.syncthreads()": 3}
+    sampled = trace(barriers_by_number, blocks="representative")[3, 128](empty(384), 5)
+    assert sampled.barriers_of == report.barriers_of
+    assert sampled.blocks == 2

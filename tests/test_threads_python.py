@@ -9,10 +9,12 @@ Each form is a function of an array and a thread's number that Numba can compile
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false
 
+import io
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("numba", reason="kernels need numba")
 
@@ -20,7 +22,7 @@ from numba import cuda, float32, types
 from numba.core.errors import NumbaError
 
 from flash_numba.device.numba_cuda import NUMBA_CUDA
-from simulator.threads import KernelError, trace
+from simulator.threads import KernelError, advice, trace, warp
 
 TABLE = np.array([3, 1, 4, 1, 5, 9], np.float32)
 
@@ -268,8 +270,34 @@ def constants(x, y):
 
 def test_constant_arrays():
     x, y = np.ones(1, np.float32), np.full(6, np.nan, np.float32)
-    trace(constants)[1, 6](x, y)
+    report = trace(constants)[1, 6](x, y)
     np.testing.assert_array_equal(y, TABLE + 1)
+    load = report.count("constant", "load", "TABLE")
+    assert (load.instructions, load.lanes, load.sectors, load.passes, load.conflicts) == (
+        (1, 6, 0, 6, 5)
+    )
+    assert report.count("global", "load").lanes == 6
+    assert report.hardware()["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] == 1
+    assert "constant TABLE load" in str(report)
+    (remark,) = advice(report)
+    assert remark.startswith("constant memory: line ")
+    assert remark.endswith("asks TABLE for 6.0 addresses an instruction, one after another")
+    shown = Console(width=100, record=True, file=io.StringIO())
+    shown.print(warp(report, report.entries[0].site.place.line, "TABLE"))
+    assert "6 lanes, 6 addresses" in shown.export_text()
+
+
+@cuda.jit
+def captured(x, y):
+    y[cuda.threadIdx.x] = TABLE[2]
+
+
+def test_captured_arrays_are_constants_and_one_address_is_no_conflict():
+    report = trace(captured)[1, 32](np.ones(1, np.float32), np.zeros(32, np.float32))
+    load = report.count("constant")
+    assert (load.instructions, load.passes, load.conflicts) == (1, 1, 0)
+    assert report.count("global", "load").lanes == 0
+    assert advice(report) == []
 
 
 def a_sum(x, i):

@@ -22,7 +22,9 @@ class Memory:
     Attributes
     ----------
     name : str
-    space : "global" or "shared"
+    space : "global", "shared" or "constant"
+        Constant: captured arrays and those of ``cuda.const.array_like``, which a GPU reads with
+        ``ld.const`` through a cache of its own.
     base : int
         Address of the first byte.
     data : uint8 array

@@ -50,6 +50,7 @@ class Meeting:
 
     def __init__(self, count: int):
         self.count, self.arrived, self.turn = count, 0, 0
+        self.place: Place | None = None
         self.syncs = [Sync()]
 
 
@@ -139,6 +140,10 @@ class Context:
             Arrivals that open it.
         wait : bool
             Whether this thread waits for the others, or only says that it came.
+
+        Notes
+        -----
+        The report counts it once it opens, at the line of the first thread that waits in it.
         """
         meeting = self.block.setdefault(("meeting", key), Meeting(count))
         if meeting.count != count:
@@ -152,8 +157,11 @@ class Context:
         turn, sync = meeting.turn, meeting.syncs[-1]
         self.release(sync)
         meeting.arrived += 1
+        if wait and meeting.place is None:
+            meeting.place = self.place
         if meeting.arrived == meeting.count:
-            meeting.arrived, meeting.turn = 0, turn + 1
+            self.runtime.barriers[meeting.place or self.place] += 1
+            meeting.arrived, meeting.turn, meeting.place = 0, turn + 1, None
             meeting.syncs.append(Sync())
         if wait:
             self.wait(

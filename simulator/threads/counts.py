@@ -29,7 +29,9 @@ class Count:
     sectors, ideal_sectors : int
         32-byte sectors of global memory touched, and what the same bytes would need side by side.
     passes, conflicts : int
-        Passes over shared memory ("wavefronts"), and those of them that bank conflicts cost.
+        Passes over shared memory ("wavefronts"), and those of them that bank conflicts cost. Of
+        constant memory, the different addresses that an instruction asks for, one after another,
+        and those of them beyond the first.
     partial : int
         Instructions in which not all lanes of the warp take part.
     counted_sectors : int
@@ -125,11 +127,14 @@ class Counter:
         if not len(codes):
             return
         memory_of = self._memory_of(addresses.max(axis=1))
-        sizes, shared, store = self._properties(codes, memory_of)
+        sizes, shared, constant, store = self._properties(codes, memory_of)
         active = (addresses >= 0).sum(axis=1)
         table = np.zeros((len(COLUMNS), len(codes)), np.int64)
         table[0], table[1], table[2] = 1, active, active * sizes
-        rows = np.flatnonzero(~shared)
+        rows = np.flatnonzero(constant)
+        table[5, rows] = distinct(addresses[rows])
+        table[6, rows] = table[5, rows] - 1
+        rows = np.flatnonzero(~(shared | constant))
         table[3, rows] = sectors(addresses[rows])
         table[4, rows] = -(-distinct(addresses[rows]) * sizes[rows] // SECTOR_BYTES)
         for size in np.unique(sizes[shared]):
@@ -201,9 +206,9 @@ class Counter:
         size_of_code = np.array([site.size if site else 0 for site in sites])
         stores = np.array([bool(site and site.operation == STORE) for site in sites])
         granules = np.array([memory.granule for memory in self.memories])
-        is_shared = np.array([memory.space == "shared" for memory in self.memories])
+        spaces = np.array([memory.space for memory in self.memories])[memory_of]
         sizes = np.where(size_of_code[codes] > 0, size_of_code[codes], granules[memory_of])
-        return sizes, is_shared[memory_of], stores[codes]
+        return sizes, spaces == "shared", spaces == "constant", stores[codes]
 
     def _bypasses(self, codes):
         """Copies that do not go through the load/store unit: no counter of passes has them."""

@@ -97,7 +97,7 @@ class Launch:
             self.runtime.alike = Alike(configured.grid)
         self.globals = GlobalMemory(self.runtime)
         self.shared = SharedMemory(self.runtime, configured.shared_bytes)
-        self.functions = Functions(self.runtime, self.shared, self.globals.array)
+        self.functions = Functions(self.runtime, self.shared, self.globals.constant)
 
     def __call__(self, *args) -> Report:
         """Run the kernel on these arguments."""
@@ -229,7 +229,7 @@ class Launch:
 
         team = Team(runtime, blocks, at_barrier, self.functions.lines, self.order)
         team.run(kernel, values)
-        return team.barriers
+        return runtime.barriers
 
 
 def _arrays(value) -> list[np.ndarray]:

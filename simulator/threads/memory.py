@@ -23,7 +23,7 @@ def _owner(array: np.ndarray) -> np.ndarray:
 
 
 class GlobalMemory:
-    """Places arrays of the caller; arrays that share memory share a `Memory`."""
+    """Places arrays of the caller and constants; arrays that share memory share a `Memory`."""
 
     def __init__(self, runtime):
         self.runtime = runtime
@@ -38,7 +38,7 @@ class GlobalMemory:
             key = id(_owner(array))
             self._granules[key] = min(array.itemsize, self._granules.get(key, array.itemsize))
 
-    def _memory(self, array: np.ndarray, name: str) -> tuple[Memory, int]:
+    def _memory(self, array: np.ndarray, name: str, space: str) -> tuple[Memory, int]:
         owner = _owner(array)
         memory = next((memory for known, memory in self._owners if known is owner), None)
         if memory is None:
@@ -46,10 +46,10 @@ class GlobalMemory:
             if owner.size and not np.may_share_memory(data, owner):
                 raise ValueError(f"the memory that {name} is part of must have no gaps")
             granule = self._granules.get(id(owner), array.itemsize)
-            memory = Memory(name, "global", self._top, data, granule)
+            memory = Memory(name, space, self._top, data, granule)
             memory.shape = array.shape if array.flags.c_contiguous and owner is array else ()
             poisoned = np.issubdtype(array.dtype, np.floating) and array.size
-            if self.runtime.checking and poisoned and np.isnan(array).all():
+            if space == "global" and self.runtime.checking and poisoned and np.isnan(array).all():
                 memory.valid = bytearray(len(data) // granule)
             self._top += -(-len(data) // 256) * 256 + 256
             self._owners.append((owner, memory))
@@ -57,13 +57,19 @@ class GlobalMemory:
         low = np.lib.array_utils.byte_bounds(owner)[0]
         return memory, array.__array_interface__["data"][0] - low
 
-    def array(self, array: np.ndarray, name: str) -> Array:
+    def constant(self, array: np.ndarray, name: str) -> Array:
+        """The traced twin of an array that the kernel captures: a copy, that nobody may write."""
+        copy = np.array(array)
+        copy.flags.writeable = False
+        return self.array(copy, name, "constant")
+
+    def array(self, array: np.ndarray, name: str, space: str = "global") -> Array:
         """The traced twin of an argument."""
         if not dtype_name(array.dtype):
             raise TypeError(
                 f"{name} must have a dtype that is emulated ({', '.join(CASTS)}), got {array.dtype}"
             )
-        memory, first = self._memory(array, name)
+        memory, first = self._memory(array, name, space)
         if first % array.itemsize or any(s % array.itemsize for s in array.strides):
             raise ValueError(f"{name} is not aligned to its {array.itemsize}-byte elements")
         steps = [stride // array.itemsize for stride in array.strides]

@@ -79,7 +79,8 @@ class Report:
         Blocks that ran.
     entries : list of Entry
     barriers_of : Counter of Place
-        Barriers of the block by line, over all blocks that ran.
+        Barriers of the block, of some of its threads by number, and of the grid (once for each
+        block) by line, over all blocks that ran; not the phases of mbarriers and clusters.
     flops : dict of Place to Counter
         Floating-point operations by line and kind, over all threads.
     findings : list of Finding
@@ -123,7 +124,7 @@ class Report:
 
         Parameters
         ----------
-        space : "global" or "shared", optional
+        space : "global", "shared" or "constant", optional
         operation : "load", "store" or "atomic", optional
         array : str, optional
             Name of the array.
@@ -168,7 +169,7 @@ class Report:
 
     @property
     def barriers(self) -> int:
-        """Barriers of the block, over all blocks that ran."""
+        """Barriers of the block, and of some of its threads, over all blocks that ran."""
         return self.barriers_of.total()
 
     @property

@@ -44,6 +44,8 @@ class Runtime:
         What is known of the other blocks, where one is traced for many.
     findings : list of Finding
         Errors, if they are collected.
+    barriers : Counter of Place
+        Barriers in which threads met since the blocks that run began.
     moved : Counter of (code, Memory)
         Sectors of bulk copies since the last barrier (`context.Context.moved`).
     """
@@ -70,6 +72,7 @@ class Runtime:
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
         self.hub: greenlet
         self.moved: Tally = Tally()
+        self.barriers: Tally[Place] = Tally()
         self._codes: dict[tuple, int] = {}
         self._places: dict[tuple, int] = {}
         self._last_place = 0
@@ -98,6 +101,7 @@ class Runtime:
     def begin(self, order: Order, blocks: int = 1) -> None:
         """So many blocks begin, which run at once."""
         self.order, self.flying, self.members = order, None, None
+        self.barriers = Tally()
         self.states = [{} for _ in range(blocks)]
         self.cluster_states = [{} for _ in range(-(-blocks // self.cluster))]
         self.log.clear()

@@ -11,7 +11,7 @@ threads are numbered through.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -68,7 +68,6 @@ class Team:
         self.in_grid_barrier: list[Thread] = []
         self.groups: dict[tuple, list[Thread]] = {}
         self.blocked: list[Thread] = []
-        self.barriers: Counter[Place] = Counter()
         runtime.begin(Order(self.threads), len(blocks))
 
     def run(self, function, args) -> None:
@@ -207,7 +206,7 @@ class Team:
 
     def _count_barrier(self, members: list[Thread], times: int) -> None:
         place, _ = self.runtime.positions[members[0].waiting.position]
-        self.barriers[place] += times
+        self.runtime.barriers[place] += times
 
     def _meet(self) -> None:
         if self.at_barrier is not None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from .configuration import MOST_STATIC_BYTES
 from .errors import Place
 from .grouping import LANES
-from .passes import BANK_BYTES, BANKS, SECTOR_BYTES
+from .passes import BANK_BYTES, BANKS, SECTOR_BYTES, distinct, passes, sectors
 from .report import ARBITRATION, SHARED_CONFLICTS, SHARED_PASSES, Entry, Report
 
 TOP_LINES = 12
@@ -89,27 +89,7 @@ def advice(report: Report) -> list[str]:
 
     Then local arrays that cannot be registers, and shared memory that few GPUs let it declare.
     """
-    found = []
-    for entry in report.entries:
-        count, place = entry.count, entry.site.place
-        if count.sectors >= 2 * count.ideal_sectors > 0:
-            found.append(
-                (
-                    count.sectors - count.ideal_sectors,
-                    f"uncoalesced: line {place.line} ({place.text}) takes "
-                    f"{count.sectors / count.instructions:.1f} sectors of {entry.memory.name} an "
-                    f"instruction where {count.ideal_sectors / count.instructions:.1f} would do",
-                )
-            )
-        elif count.passes and count.passes >= 2 * (count.passes - count.conflicts):
-            found.append(
-                (
-                    count.conflicts,
-                    f"bank conflict: line {place.line} ({place.text}) takes "
-                    f"{count.passes / count.instructions:.1f} passes over {entry.memory.name} an "
-                    f"instruction, conflicts cost {count.conflicts / count.instructions:.1f}",
-                )
-            )
+    found = [remark for entry in report.entries if (remark := _remark(entry))]
     ordered = [text for _, text in sorted(found, key=lambda one: -one[0])]
     if report.static_shared_bytes > MOST_STATIC_BYTES:
         ordered.append(
@@ -122,6 +102,23 @@ def advice(report: Report) -> list[str]:
         "constant once loops are unrolled, so the array cannot stay in registers"
         for place in report.run_time_indices
     ]
+
+
+def _remark(entry: Entry) -> tuple[int, str] | None:
+    """What the accesses of a position cost too much, and in words; None if they do not."""
+    count, line = entry.count, f"line {entry.site.place.line} ({entry.site.place.text})"
+    name, each = entry.memory.name, count.instructions
+    if count.sectors >= 2 * count.ideal_sectors > 0:
+        text = f"uncoalesced: {line} takes {count.sectors / each:.1f} sectors of {name} an "
+        text += f"instruction where {count.ideal_sectors / each:.1f} would do"
+        return count.sectors - count.ideal_sectors, text
+    if not count.passes or count.passes < 2 * (count.passes - count.conflicts):
+        return None
+    if entry.memory.space == "constant":
+        text = f"constant memory: {line} asks {name} for {count.passes / each:.1f} addresses an "
+        return count.conflicts, text + "instruction, one after another"
+    text = f"bank conflict: {line} takes {count.passes / each:.1f} passes over {name} an "
+    return count.conflicts, text + f"instruction, conflicts cost {count.conflicts / each:.1f}"
 
 
 def beside_hardware(report: Report, counters: dict[str, int]) -> Table:
@@ -210,7 +207,6 @@ def warp(report: Report, line: int, array: str | None = None) -> Group:
     """
     entry = at_line(report, line, array)
     place: Place = entry.site.place
-    shared = entry.memory.space == "shared"
     title = Text(
         f"line {place.line}: {place.text}\n"
         f"{entry.site.operation} of {entry.size} bytes a lane, {entry.memory.space} "
@@ -220,31 +216,32 @@ def warp(report: Report, line: int, array: str | None = None) -> Group:
     table.add_column("lanes", justify="right")
     for lane in range(8):
         table.add_column(f"+{lane}", justify="right")
-    cells = [_cell(entry, lane, shared) for lane in range(LANES)]
+    cells = [_cell(entry, lane) for lane in range(LANES)]
     for first in range(0, LANES, 8):
         table.add_row(str(first), *cells[first : first + 8])
-    return Group(title, table, Text(_sentence(entry, shared)))
+    return Group(title, table, Text(_sentence(entry)))
 
 
-def _cell(entry: Entry, lane: int, shared: bool) -> str:
+def _cell(entry: Entry, lane: int) -> str:
     address = int(entry.worst[lane])
     if address < 0:
         return "."
-    if shared:
+    if entry.memory.space == "shared":
         word = address // BANK_BYTES
         return f"{word % BANKS}:{(address - entry.memory.base) // BANK_BYTES // BANKS}"
-    return str((address - entry.memory.base) // SECTOR_BYTES)
+    unit = SECTOR_BYTES if entry.memory.space == "global" else entry.size
+    return str((address - entry.memory.base) // unit)
 
 
-def _sentence(entry: Entry, shared: bool) -> str:
-    from .passes import passes, sectors
-
+def _sentence(entry: Entry) -> str:
     row = entry.worst[None, :]
     active = int(np.count_nonzero(entry.worst >= 0))
-    if shared:
+    if entry.memory.space == "shared":
         needed, lost = passes(row, entry.size)
         return (
             f"a cell is bank:row of the lane's first word; {active} lanes, {needed[0]} passes, "
             f"{lost[0]} of them lost to bank conflicts"
         )
+    if entry.memory.space == "constant":
+        return f"a cell is the element; {active} lanes, {distinct(row)[0]} addresses"
     return f"a cell is the sector of the array; {active} lanes, {sectors(row)[0]} sectors"

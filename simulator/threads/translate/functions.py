@@ -60,7 +60,7 @@ class Functions:
         (file, code name) of compiled functions -> name.
     """
 
-    def __init__(self, runtime: Runtime, shared: SharedMemory, global_array):
+    def __init__(self, runtime: Runtime, shared: SharedMemory, make_constant):
         self.runtime, self.shared = runtime, shared
         self.device = Device(runtime)
         self.marking = runtime.counting
@@ -86,7 +86,7 @@ class Functions:
             "_local_view": LocalView,
         }
         self.sources = Fingerprint()
-        self._global_array = global_array
+        self._make_constant = make_constant
         self._analyses: dict[tuple, Analysis | None] = {}
         self._compiled: dict[int, Any] = {}
         self._touches: dict[int, bool] = {}
@@ -228,10 +228,8 @@ class Functions:
     def constant_array(self, rewriter, value: np.ndarray, node) -> str:
         """Name of a captured NumPy array, which Numba makes a constant of the kernel."""
         if id(value) not in self._constants:
-            copy = np.array(value)
-            copy.flags.writeable = False
             name = getattr(node, "id", getattr(node, "attr", "constant"))
-            self._constants[id(value)] = self._global_array(copy, name)
+            self._constants[id(value)] = self._make_constant(value, name)
             self.keep(value)
         return rewriter.bind(self._constants[id(value)], "array")
 
