@@ -96,6 +96,10 @@ def trace_command(
         bool, typer.Option("--collect", help="Go on after an error where possible.")
     ] = False,
     cluster: Annotated[int, typer.Option(min=1, help="Neighbouring blocks of a cluster.")] = 1,
+    representative: Annotated[
+        bool,
+        typer.Option("--representative", help="Run one block of those that provably do the same."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a CUDA kernel on the CPU, thread by thread: count its accesses, find its errors."""
@@ -108,7 +112,8 @@ def trace_command(
     kernel, grid, block, arguments, shared_bytes = load_case(target)
     errors = "collect" if collect else "raise"
     try:
-        tracer = trace(kernel, errors=errors, cluster=cluster)
+        blocks = "representative" if representative else None
+        tracer = trace(kernel, errors=errors, cluster=cluster, blocks=blocks)
         report = tracer[grid, block, 0, shared_bytes](*arguments)
     except KernelError as error:
         print(error, file=sys.stderr)

@@ -121,9 +121,10 @@ def test_barriers_that_count():
 
 
 def test_atomics():
-    x, y = vector(64) - 20, np.zeros(5, np.float32)
-    report = trace(kernels.atomics)[2, 64](x, y)
-    assert y.tolist() == [2 * float(x.sum()), 43, -20, 7, 1]
+    x, y, n = vector(64) - 20, np.zeros(3, np.float32), np.zeros(2, np.int32)
+    report = trace(kernels.atomics)[2, 64](x, y, n)
+    assert y.tolist() == [2 * float(x.sum()), 43, -20]
+    assert n.tolist() == [7, 1]
     assert report.count("global", "atomic").instructions == 5 * 4
 
 

@@ -10,6 +10,7 @@ Each form is a function of an array and a thread's number that Numba can compile
 # pyright: reportIndexIssue=false, reportOperatorIssue=false
 
 import io
+import runpy
 from typing import NamedTuple
 
 import numpy as np
@@ -361,7 +362,38 @@ def a_formatted_string(x, i):
     return x[i, len(f"{i}")]
 
 
+def zeros(x, i):
+    row = np.zeros(2, np.float32)
+    return row[0]
+
+
+def a_numpy_range(x, i):
+    total = float32(0)
+    for j in np.arange(2):
+        total += x[i, j]
+    return total
+
+
+def in_order(x, i):
+    return sorted(x[i])[0]
+
+
+def from_the_end(x, i):
+    for j in reversed(range(2)):
+        if x[i, j] > 0:
+            return x[i, j]
+    return x[i, 0]
+
+
 REFUSED = [
+    (zeros, "np.zeros, which makes or needs whole arrays, is not", "row = np.zeros(2, np.float32)"),
+    (a_numpy_range, "np.arange, which makes or", "for j in np.arange(2):"),
+    (
+        in_order,
+        "sorted, which Numba does not compile for CUDA, is not",
+        "return sorted(x[i])[0]",
+    ),
+    (from_the_end, "reversed, which Numba does not", "for j in reversed(range(2)):"),
     (a_dict, "a dict is nothing that Numba compiles for CUDA", "weights = {0: 1, 1: 2}"),
     (a_set, "a set is nothing", "return x[0, 0] if i in {0, 1} else x[1, 1]"),
     (a_list, "a list is nothing", "order = [2, 0, 1]"),
@@ -371,7 +403,7 @@ REFUSED = [
 ]
 UNSUPPORTED = [
     (a_sum, "sum of an array", "return x[i].sum()"),
-    (a_sum_of_numpy, "np.sum with an array", "return np.sum(x)"),
+    (a_sum_of_numpy, "np.sum, which makes or needs whole arrays", "return np.sum(x)"),
     (a_function_within, "made within another one", "double = lambda a: a + a  # noqa: E731"),
     (through_flat, "flat of an array", "for one in x.flat:"),
     (through_indices, "np.ndindex", "for j, k in np.ndindex(x.shape):"),
@@ -400,3 +432,42 @@ def test_numba_refuses_what_the_runner_says_it_refuses(form):
     signature = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
     with pytest.raises((NumbaError, AttributeError)):
         compile_ptx(kernel_of(form), signature, (9, 0, "a"))
+
+
+@cuda.jit
+def returning(x):
+    i = cuda.threadIdx.x
+    if i > 3:
+        return i
+    x[i] = 1
+
+
+def test_kernel_that_returns_a_value_is_refused():
+    with pytest.raises(KernelError, match="a kernel returns nothing: Numba refuses a value") as one:
+        trace(returning)[1, 8](np.zeros(8, np.float32))
+    assert [place.text for place in one.value.finding.places] == ["return i"]
+
+
+ATOMICS = ("add", "sub", "max", "min", "nanmax", "nanmin", "and_", "or_", "xor", "inc", "dec")
+ATOMICS += ("exch",)
+ELEMENTS = ("int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+
+
+@pytest.mark.skipif(not NUMBA_CUDA, reason="compiles with numba-cuda")
+@pytest.mark.parametrize("name", ATOMICS)
+def test_atomic_operations_exist_for_the_types_that_numba_has_them_for(name, tmp_path):
+    from flash_numba.kernels.offline import compile_ptx
+
+    lines = ["from numba import cuda", "@cuda.jit", "def kernel(x, value):"]
+    path = tmp_path / f"atomic_{name}.py"
+    path.write_text("\n".join([*lines, f"    cuda.atomic.{name}(x, 0, value)", ""]))
+    kernel = runpy.run_path(str(path))["kernel"]
+    for dtype in ELEMENTS:
+        x, element = np.ones(1, dtype), getattr(types, dtype)
+        try:
+            compile_ptx(kernel, (types.Array(element, 1, "C"), element), (9, 0, "a"))
+        except (NumbaError, AttributeError):
+            with pytest.raises(KernelError, match=f"Numba has this atomic .*, not for {dtype}"):
+                trace(kernel)[1, 1](x, x[0])
+        else:
+            trace(kernel)[1, 1](x, x[0])

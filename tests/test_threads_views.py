@@ -54,6 +54,7 @@ def line_of(report, source: str) -> int:
 def test_report_shows_totals_and_the_dearest_lines_first(naive):
     shown = str(naive)
     assert "naive on grid (2, 1, 1), block (32, 1, 1): 2 blocks ran, 8 barriers" in shown
+    assert "source-level: the compiler may merge, move or drop loads" in shown
     assert re.search(r"shared sQ load +8,192 +1,048,576 +- +- +262,144 +253,952", shown)
     first = shown.index("dot += sQ[row, c] * sK[r, c]")
     assert first < shown.index("acc[c] += p * sV[r, c]") < shown.index("O[first + row, c]")
@@ -194,6 +195,8 @@ def test_command_shows_a_report_or_one_warp(cases):
     assert "32 lanes, 4 sectors" in result.output
     result = command(f"{cases}:double", "--json")
     assert json.loads(result.output)["blocks"] == 2
+    result = command(f"{cases}:double", "--representative")
+    assert "block (0, 0, 0) counted 2 times" in result.output
     assert command(f"{cases}:rank", "--cluster", "2").exit_code == 0
     refused = command(f"{cases}:rank", "--cluster", "3")
     assert refused.exit_code == 1

@@ -255,13 +255,13 @@ def barriers_that_count(x, y):
 
 
 @cuda.jit
-def atomics(x, y):
+def atomics(x, y, n):
     i = cuda.threadIdx.x
     cuda.atomic.add(y, 0, x[i])
     cuda.atomic.max(y, 1, x[i])
     cuda.atomic.min(y, 2, x[i])
-    cuda.atomic.exch(y, 3, 7)
-    cuda.atomic.cas(y, 4, 0, 1)
+    cuda.atomic.exch(n, 0, 7)
+    cuda.atomic.cas(n, 1, 0, 1)
 
 
 @cuda.jit

@@ -35,7 +35,9 @@ def _head(report: Report) -> Text:
         f"{report.kernel} on grid {report.grid}, block {report.block}: {report.blocks:,} blocks "
         f"ran, {report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a "
         f"block, {report.local_bytes:,} bytes of local arrays a thread\n"
-        f"floating-point operations: {flops}" + "".join(f"\n{one}" for one in report.sampled)
+        f"floating-point operations: {flops}\n"
+        "source-level: the compiler may merge, move or drop loads; `beside_hardware` shows what a "
+        "GPU counted" + "".join(f"\n{one}" for one in report.sampled)
     )
 
 

@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
 SPECIAL = {"shared.array", "local.array", "threadIdx", "blockIdx", "blockDim", "gridDim"}
 SPECIAL |= {"laneid", "warpsize", "const.array_like", "cg.this_grid", "cg.grid"}
-_PREFIXES = ("shared", "local", "atomic", "fp16", "const", "cg")
+_PREFIXES = ("shared", "local", "atomic", "const", "cg")
 _MATH = {
     id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)
 }
@@ -48,6 +48,8 @@ _SHARED_ROOM: dict[Any, Target] = {
     fn.maximum: Target("choice", larger),
     fn.where: Target("choice", lambda condition, x, y: x if condition else y),
 }
+PLAIN = (sum, ord, complex, isinstance)
+"""Built-in functions that do on the CPU what they do in a kernel."""
 _BUILTINS = {id(getattr(builtins, name)): name for name in BUILTINS}
 
 
@@ -128,6 +130,10 @@ def classify(value) -> Target:
         return found
     if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
         return Target("class", value)
+    if getattr(builtins, getattr(value, "__name__", ""), None) is value and value not in PLAIN:
+        return Target("missing", f"{value.__name__}, which Numba does not compile for CUDA,")
+    if getattr(value, "__module__", "") == "numpy" and not isinstance(value, np.ufunc):
+        return Target("missing", f"np.{value.__name__}, which makes or needs whole arrays,")
     if isinstance(value, tuple):
         return Target("const" if all(_is_const(v) for v in value) else "object", value)
     return Target("native" if callable(value) and not isinstance(value, type) else "object", value)

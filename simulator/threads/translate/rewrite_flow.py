@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ..errors import fail
 from ..log import LOAD
 from ..mathematics import BUILTINS
 from ..runtime import TURNS_BEFORE_PAUSE
@@ -155,6 +156,10 @@ class FlowRewriter(CallRewriter):
 
     def visit_Return(self, node):
         """A return; a device function that some threads leave early says that they meet again."""
+        gives = node.value is not None and self.kind(node.value).name != "none"
+        if gives and self.analysis.is_kernel:
+            place = self.analysis.place(node)
+            raise fail("unsupported", "a kernel returns nothing: Numba refuses a value", place)
         value = self.visit(node.value) if node.value else None
         if self._own_place:
             value = call("_leave", load(self._own_place), value or ast.Constant(None))
