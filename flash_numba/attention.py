@@ -111,7 +111,7 @@ def flash_attention(
         64-bit key of the dropout mask; None draws a new one each call.
     deterministic : bool or None
         True asks for a backward that gives the same bits each time, False allows another; None
-        takes the faster unless determinism costs at most a fifth.
+        allows it where the same bits cost more than a fifth of the time (`determinism.costs_much`).
     return_lse : bool
         Return lse too.
     kernel : str

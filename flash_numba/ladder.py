@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from .checks import shown
+from .determinism import costs_much
 from .problem import Problem
 
 SIMULATOR = "tile simulator"
@@ -114,7 +115,7 @@ class Rung:
         Whether its backward gives the same bits each time.
     fast_backward : str or None
         A module like the second of `modules`, whose backward may be faster and may give other bits
-        each time.
+        each time. Who does not say which they want gets it where `determinism.costs_much`.
     borrows_backward : str or None
         Another rung, whose kernels do the backward pass where gradients of a bias or of a
         score_mod's tensors are asked for.
@@ -136,18 +137,24 @@ class Rung:
     fast_backward: str | None = None
     borrows_backward: str | None = None
 
-    def wished(self, deterministic: bool | None) -> Rung:
+    def wished(self, deterministic: bool | None, problem: Problem) -> Rung:
         """The rung as a call with this wish runs it: with its fast backward pass, or as it is."""
-        if deterministic is not False or self.fast_backward is None:
+        if deterministic is None:
+            deterministic = not costs_much(problem)
+        return self if deterministic else self.fast
+
+    @property
+    def fast(self) -> Rung:
+        """The rung with its fast backward pass; as it is if it has none."""
+        if self.fast_backward is None:
             return self
         assert self.modules is not None
         modules = self.modules[0], self.fast_backward
         return replace(self, modules=modules, fast_backward=None, deterministic=False)
 
     def forms(self, direction: str) -> tuple[Rung, ...]:
-        """The rung as it is and, backward, as `wished` makes it, if that is another one."""
-        fast = self.wished(False)
-        return (self, fast) if direction == "backward" and fast is not self else (self,)
+        """The rung as it is and, backward, its `fast` form, if that is another one."""
+        return (self, self.fast) if direction == "backward" and self.fast_backward else (self,)
 
     @property
     def label(self) -> str:
@@ -217,7 +224,9 @@ class Rung:
             return (
                 "its backward pass gives the same bits each time; deterministic=False may be faster"
             )
-        return "" if self.deterministic else "its backward pass may give other bits each time"
+        if self.deterministic:
+            return ""
+        return "its backward pass may give other bits each time; deterministic=True may be slower"
 
 
 _NOT_PACKED = frozenset({"packed sequences"})
@@ -346,8 +355,8 @@ def look(
         "auto", or the name of the one rung to consider.
     deterministic : bool or None
         True: only rungs whose backward gives the same bits each time. False: the fast form of a
-        rung that has one. None takes what is fastest, which is a deterministic one unless that
-        costs more than a fifth of the speed.
+        rung that has one. None takes the deterministic form unless it takes more than 1.2 times as
+        long as the fast one (`determinism.costs_much`).
     needs : sequence of str
         Gradients that a backward pass is asked for.
     aligned : bool
@@ -368,7 +377,7 @@ def look(
         elif chosen is not None:
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
         else:
-            chosen = rung.wished(deterministic)
+            chosen = rung.wished(deterministic, problem)
     of_backward = chosen.on_backward(problem, gpu, needs) if chosen else ""
     return Choice(chosen, gpu, reasons, of_backward)
 

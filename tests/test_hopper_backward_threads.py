@@ -162,7 +162,7 @@ def test_who_does_not_mind_the_order_gets_the_faster_form(monkeypatch, seqlen_k,
     )
     (hopper_rung,) = (rung for rung in ladder.RUNGS if rung.name == "hopper")
     for wish in (None, True, False):
-        hopper_rung.wished(wish).functions("backward").backward(problem, *given)
+        hopper_rung.wished(wish, problem).functions("backward").backward(problem, *given)
     assert found == asked
 
 

@@ -87,7 +87,7 @@ def test_what_is_not_deterministic_is_run_only_where_it_is_asked_for():
     assert (choice.rung.name, choice.rung.deterministic) == (hopper.name, False)
     assert choice.rung.modules == (hopper.modules[0], hopper.fast_backward)  # pyright: ignore
     assert "may give other bits each time" in str(choice)
-    assert choice.rung.wished(False) is choice.rung
+    assert choice.rung.wished(False, PLAIN_HALF) is choice.rung
     assert hopper.forms("forward") == (hopper,)
     assert hopper.forms("backward") == (hopper, choice.rung)
 
