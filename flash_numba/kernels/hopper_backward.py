@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import cache
 
 from ..arrays import DeviceArray, contiguous
-from ..device.hopper.mbarrier import barrier_init, fence_barrier_init
 from ..device.hopper.tensor_map import TensorMap
 from ..device.hopper.tma import map_address
 from ..device.hopper.warpgroups import make_set_registers
@@ -31,6 +30,7 @@ from . import tensor_core_backward
 from .arguments import extra_arguments
 from .backward_call import asked_for, parts_of
 from .hopper import factors
+from .hopper_backward_barriers import make_start_barriers
 from .hopper_backward_consumer import make_consume
 from .hopper_backward_producer import (
     BLOCK_NUMBERS,
@@ -98,6 +98,7 @@ def make_backward(
     give_registers, take_registers = make_set_registers(few, False), make_set_registers(many, True)
     produce, keep_turns = make_produce(spec, tiles, ordered), make_keep_turns(tiles)
     consume = make_consume(spec, tiles, scale_first, wants, ordered)
+    start_barriers = make_start_barriers(tiles, ordered)
     v_at, q_at, do_at, ds_at, rows_at = tiles.offsets
     k_shape, v_shape = (2, *tiles.k_tile.shape), (2, *tiles.v_tile.shape)
     q_shape, do_shape = (stages, *tiles.q_tile.shape), (stages, *tiles.do_tile.shape)
@@ -108,11 +109,7 @@ def make_backward(
         (places, 2, ds_rows // 16, 16, 64),
     )
     out_shape, blocks_shape = (2, 2, ds_rows, 32), (BLOCKS, BLOCK_NUMBERS)
-    first_done = tiles.barriers["q done"]
-    here_bars, keys_done = first_done, tiles.barriers["keys done"]
-    all_bars, step_shape = keys_done + 1, (2 * stages, STEP_NUMBERS)
-    warps = 4 * tiles.warpgroups  # each says for itself that it is done with the rows' numbers
-    readers = warps + 2 if ordered else warps  # and of the steps' numbers; two keep the turns
+    all_bars, step_shape = 1 + max(tiles.barriers.values()), (2 * stages, STEP_NUMBERS)
 
     @kernel(threads, 1)
     def hopper_backward(
@@ -134,15 +131,7 @@ def make_backward(
         sRows = shared_tile(numbers, rows_at // 2, rows_shape)
         sNumbers = shared_tile(numbers, rows_at // 2, numbers_shape)
         sOut = shared_tile(words, ds_at // 2, out_shape)
-        if tid == 0:
-            for bar in range(here_bars):
-                barrier_init(bars, bar, 1)
-            for stage in range(stages):
-                barrier_init(bars, first_done + stage, readers)
-                barrier_init(bars, first_done + stages + stage, 2)
-            barrier_init(bars, keys_done, 2)
-            fence_barrier_init()
-        cuda.syncthreads()
+        start_barriers(bars, tid)
 
         # Mainloop of each role
         role = cuda.shfl_sync(0xFFFFFFFF, tid // 128, 0)

@@ -17,6 +17,7 @@ from ..device.hopper.wgmma import make_wait
 from ..device.numba_cuda import cuda, room, types
 from ..device.scores import make_scale_scores
 from ..device.unroll import unroll_none
+from .hopper_backward_barriers import make_free_rows
 from .hopper_backward_output import make_clear_keys, make_store_keys, meet_consumers
 from .hopper_backward_producer import (
     BATCH,
@@ -118,7 +119,7 @@ def make_consume(
     k_columns, v_columns = tiles.depth // 4, tiles.depth_v // 4
     bars_of = tiles.barriers
     k_here, v_here, q_here, do_here = (bars_of[name] for name in ("k", "v", "q", "do"))
-    q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
+    do_done, keys_done = bars_of["do done"], bars_of["keys done"]
     wants_dq, wants_dk, wants_dv = wants
     busy = bool(spec.changes) or spec.has_dropout or scale_first
 
@@ -138,7 +139,7 @@ def make_consume(
     say_shared, wait_for_other, after, before = make_exchange(tiles)
     add_queries = make_add_queries(spec.dtype, tiles, wants_dq, ordered)
     scale_dk = make_scale_scores(False, ROWS, k_columns)
-    clear_keys = make_clear_keys(spec, tiles)
+    clear_keys, free_rows = make_clear_keys(spec, tiles), make_free_rows(tiles)
     store_dk, store_dv = (make_store_keys(spec, tile) for tile in (tiles.k_tile, tiles.v_tile))
 
     @room
@@ -146,13 +147,6 @@ def make_consume(
         """`slot`, once Q and the numbers of that step are there."""
         barrier_wait(bars, q_here + stage_of(slot), phase_of(slot))
         return slot
-
-    @room
-    def free_rows(bars, stage, tid):
-        """Q and the numbers of its rows may go: those each warp has read for itself."""
-        cuda.syncwarp()
-        if tid & 31 == 0:
-            barrier_arrive(bars, q_done + stage)
 
     @room
     def pass_step(bars, slot, tid):

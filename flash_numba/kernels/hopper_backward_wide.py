@@ -7,11 +7,11 @@ of S and dP, and what the other one needs of it goes through shared memory.
 
 from functools import cache
 
-from ..device.hopper.mbarrier import barrier_init, fence_barrier_init
 from ..device.hopper.tma import map_address
 from ..device.hopper.warpgroups import make_set_registers
-from ..device.numba_cuda import cuda, kernel, room, types
+from ..device.numba_cuda import cuda, kernel, types
 from ..device.ptx import shared_tile
+from .hopper_backward_barriers import make_start_barriers
 from .hopper_backward_producer import BLOCK_NUMBERS, BLOCKS, STEP_NUMBERS, make_produce
 from .hopper_backward_tiles import WideBackwardTiles
 from .hopper_backward_turns import make_keep_turns
@@ -19,28 +19,6 @@ from .hopper_tiles import ALIGNMENT
 from .hopper_wide_keys import make_consume_keys
 from .hopper_wide_values import make_consume_values
 from .spec import Spec
-
-
-@cache
-def make_start_barriers(tiles: WideBackwardTiles, ordered: bool):
-    """Room ``start_barriers(bars, tid)``: initialised, and all threads know it."""
-    stages, bars_of = tiles.stages, tiles.barriers
-    q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
-    q_readers = 4 if ordered else 2  # of the steps' numbers too; two of them keep the turns
-
-    @room
-    def start_barriers(bars, tid):
-        if tid == 0:
-            for bar in range(q_done):
-                barrier_init(bars, bar, 1)
-            for stage in range(stages):
-                barrier_init(bars, q_done + stage, q_readers)
-                barrier_init(bars, do_done + stage, 2)
-            barrier_init(bars, keys_done, 2)
-            fence_barrier_init()
-        cuda.syncthreads()
-
-    return start_barriers
 
 
 @cache

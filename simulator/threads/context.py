@@ -46,12 +46,18 @@ class Mark(NamedTuple):
 
 
 class Meeting:
-    """A barrier that any number of threads may share (`Context.meet`)."""
+    """A barrier that any number of threads may share (`Context.meet`).
+
+    Attributes
+    ----------
+    here : int, optional
+        Where the first thread that waits this time does so, a number of `Runtime.positions`.
+    """
 
     def __init__(self, count: int):
         self.count, self.arrived, self.turn = count, 0, 0
-        self.place: Place | None = None
         self.syncs = [Sync()]
+        self.here: int | None = None
 
 
 class Context:
@@ -129,7 +135,7 @@ class Context:
         if not condition():
             self.runtime.wait_until(condition, what)
 
-    def meet(self, key, count: int, wait: bool = True) -> None:
+    def meet(self, key, count: int, wait: bool = True, aligned: bool = False) -> None:
         """A barrier between `count` threads of the block, as ``bar.sync`` and ``bar.arrive``.
 
         Parameters
@@ -140,6 +146,8 @@ class Context:
             Arrivals that open it.
         wait : bool
             Whether this thread waits for the others, or only says that it came.
+        aligned : bool
+            Whether all that wait must do so at one place of the code.
 
         Notes
         -----
@@ -154,14 +162,22 @@ class Context:
                     f"{meeting.count} wait in it",
                 )
             meeting.count = count
-        turn, sync = meeting.turn, meeting.syncs[-1]
+        turn, sync, here = meeting.turn, meeting.syncs[-1], self.runtime.here
+        if wait and meeting.here is None:
+            meeting.here = here
+        if wait and aligned and meeting.here != here:
+            self.report(
+                "barrier",
+                f"threads wait in barrier {key} at different places, which is undefined for "
+                "bar.sync; barrier.sync (make_meeting) may be more than one instruction",
+                self.runtime.positions[meeting.here][0],
+            )
         self.release(sync)
         meeting.arrived += 1
-        if wait and meeting.place is None:
-            meeting.place = self.place
         if meeting.arrived == meeting.count:
-            self.runtime.barriers[meeting.place or self.place] += 1
-            meeting.arrived, meeting.turn, meeting.place = 0, turn + 1, None
+            first = here if meeting.here is None else meeting.here
+            self.runtime.barriers[self.runtime.positions[first][0]] += 1
+            meeting.arrived, meeting.turn, meeting.here = 0, turn + 1, None
             meeting.syncs.append(Sync())
         if wait:
             self.wait(

@@ -63,7 +63,7 @@ named_sync = _named(
     """``bar.sync`` (9.7.13.1): ``named_sync(number, threads)``, arrive and wait.
 
     It opens when `threads` threads (a multiple of 32) have arrived by this or `named_arrive`;
-    number 0 is ``cuda.syncthreads``.
+    number 0 is ``cuda.syncthreads``. All that wait in it do so at one place of the code.
     """,
 )
 named_arrive = _named(
@@ -78,7 +78,9 @@ named_arrive = _named(
 def make_meeting(number: int, threads: int) -> tuple[Any, Any]:
     """Operations ``sync()`` and ``arrive()``: `named_sync` and `named_arrive` for one barrier.
 
-    With its numbers in the instruction: no registers are kept for them.
+    With its numbers in the instruction: no registers are kept for them. The threads that wait may
+    do so at several places: ``barrier.sync`` need not be one instruction for all, as ``bar.sync``
+    must, which is short for ``barrier.sync.aligned``.
     """
 
     def operation(instruction, emulate):
@@ -92,7 +94,7 @@ def make_meeting(number: int, threads: int) -> tuple[Any, Any]:
         doc = f"``{instruction}`` (9.7.13.1) of barrier {number} and {threads} threads."
         return described(typing, lambda context: emulate(context, number, threads), doc)
 
-    sync = operation("bar.sync", barriers.named_sync)
+    sync = operation("barrier.sync", barriers.meet_anywhere)
     return sync, operation("bar.arrive", barriers.named_arrive)
 
 

@@ -138,7 +138,12 @@ def fence_async(context):
 
 
 def named_sync(context, number, threads):
-    """Arrive and wait."""
+    """Arrive and wait, where all who wait do."""
+    context.meet(int(number), int(threads), aligned=True)
+
+
+def meet_anywhere(context, number, threads):
+    """Arrive and wait, wherever others do."""
     context.meet(int(number), int(threads))
 
 
