@@ -23,7 +23,7 @@ from flash_numba.device.hopper.tma import (
     tensor_load,
     tensor_store,
 )
-from flash_numba.device.hopper.warpgroups import named_sync
+from flash_numba.device.hopper.warpgroups import make_meeting, named_sync
 from flash_numba.device.hopper.wgmma import make_add_product, make_multiply_tiles, make_wait
 from flash_numba.device.numba_cuda import cuda, kernel, types
 from flash_numba.device.ptx import shared_tile
@@ -38,6 +38,7 @@ def make_kernel(fault: str):
     multiply = make_multiply_tiles("fp16", TILE, TILE)
     add = make_add_product("fp16", 64, TILE)
     wait, wait_both = make_wait(0, 32), make_wait(0, 32, 16)
+    meet, _ = make_meeting(2, 128)
     start = 4 if fault == "misaligned" else 0
     announced = BYTES + {"missing": 16, "too many": -16}.get(fault, 0)
 
@@ -72,6 +73,15 @@ def make_kernel(fault: str):
                 out[tile, tid, 0] = sA[0, 0, tid % 64]
             if fault == "mismatched":
                 named_sync(1, 128 if tid < 64 else 96)
+            if fault == "waits elsewhere":
+                if tid < 64:
+                    named_sync(1, 128)
+                else:
+                    named_sync(1, 128)
+            if tid < 64:
+                meet()
+            else:
+                meet()  # where barrier.sync stands does not matter
             if fault != "multiplies early":
                 barrier_wait(bars, 0, tile)
             if fault == "views sums":
@@ -123,6 +133,7 @@ FAULTS = {
     "never releases": ("deadlock", r"bars\[1\], phase 0: 0 of 1 arrivals"),
     "arrives twice": ("barrier", "one arrival too many"),
     "mismatched": ("barrier", "is used for 96 threads while"),
+    "waits elsewhere": ("barrier", "threads wait in barrier 1 at different places"),
     "misaligned": ("misaligned access", "multiple of 1024"),
     "reads early": ("race", "tensor_load"),
     "multiplies early": ("asynchronous copy", "tensor_load"),
