@@ -30,7 +30,6 @@ from . import tensor_core_backward
 from .arguments import extra_arguments
 from .backward_call import asked_for, parts_of
 from .hopper import factors
-from .hopper_backward_barriers import make_start_barriers
 from .hopper_backward_consumer import make_consume
 from .hopper_backward_producer import (
     BLOCK_NUMBERS,
@@ -39,6 +38,7 @@ from .hopper_backward_producer import (
     STEP_NUMBERS,
     make_produce,
 )
+from .hopper_backward_prologue import make_lay_out, make_start_barriers
 from .hopper_backward_rows import THREADS, make_prepare, make_round
 from .hopper_backward_tiles import (
     BackwardTiles,
@@ -93,23 +93,15 @@ def make_backward(
     """
     if isinstance(tiles, WideBackwardTiles):
         return make_wide_backward(spec, tiles, scale_first, wants, ordered)
-    stages, threads = tiles.stages, tiles.threads
+    threads = tiles.threads
     few, many = tiles.registers
     give_registers, take_registers = make_set_registers(few, False), make_set_registers(many, True)
     produce, keep_turns = make_produce(spec, tiles, ordered), make_keep_turns(tiles)
     consume = make_consume(spec, tiles, scale_first, wants, ordered)
-    start_barriers = make_start_barriers(tiles, ordered)
-    v_at, q_at, do_at, ds_at, rows_at = tiles.offsets
-    k_shape, v_shape = (2, *tiles.k_tile.shape), (2, *tiles.v_tile.shape)
-    q_shape, do_shape = (stages, *tiles.q_tile.shape), (stages, *tiles.do_tile.shape)
-    places, ds_rows = tiles.ds_places, tiles.ds_tile.rows
-    ds_shape, rows_shape = (places, *tiles.ds_tile.shape), (stages, 2 * tiles.tile_m)
-    numbers_shape, t_shape = (
-        (stages, 2, tiles.tile_m // 8, 4, 2),
-        (places, 2, ds_rows // 16, 16, 64),
-    )
-    out_shape, blocks_shape = (2, 2, ds_rows, 32), (BLOCKS, BLOCK_NUMBERS)
-    all_bars, step_shape = 1 + max(tiles.barriers.values()), (2 * stages, STEP_NUMBERS)
+    lay_out, start_barriers = make_lay_out(tiles), make_start_barriers(tiles, ordered)
+    _, _, _, ds_at, _ = tiles.offsets
+    out_shape, blocks_shape = (2, 2, tiles.ds_tile.rows, 32), (BLOCKS, BLOCK_NUMBERS)
+    all_bars, step_shape = 1 + max(tiles.barriers.values()), (2 * tiles.stages, STEP_NUMBERS)
 
     @kernel(threads, 1)
     def hopper_backward(
@@ -125,11 +117,7 @@ def make_backward(
         memory = cuda.shared.array(0, types.uint16, alignment=ALIGNMENT)
         words = cuda.shared.array(0, types.uint32, alignment=ALIGNMENT)
         numbers = cuda.shared.array(0, types.float32, alignment=ALIGNMENT)
-        sK, sV = shared_tile(memory, 0, k_shape), shared_tile(memory, v_at, v_shape)
-        sQ, sdO = shared_tile(memory, q_at, q_shape), shared_tile(memory, do_at, do_shape)
-        sdS, tS = shared_tile(memory, ds_at, ds_shape), shared_tile(memory, ds_at, t_shape)
-        sRows = shared_tile(numbers, rows_at // 2, rows_shape)
-        sNumbers = shared_tile(numbers, rows_at // 2, numbers_shape)
+        sK, sV, sQ, sdO, sdS, tS, sRows, sNumbers = lay_out(memory, numbers)
         sOut = shared_tile(words, ds_at // 2, out_shape)
         start_barriers(bars, tid)
 

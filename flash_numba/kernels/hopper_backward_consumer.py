@@ -17,7 +17,6 @@ from ..device.hopper.wgmma import make_wait
 from ..device.numba_cuda import cuda, room, types
 from ..device.scores import make_scale_scores
 from ..device.unroll import unroll_none
-from .hopper_backward_barriers import make_free_rows
 from .hopper_backward_output import make_clear_keys, make_store_keys, meet_consumers
 from .hopper_backward_producer import (
     BATCH,
@@ -33,6 +32,7 @@ from .hopper_backward_producer import (
     SEQLEN_K,
 )
 from .hopper_backward_products import make_products
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_queries import make_add_queries
 from .hopper_backward_scores import (
     ROWS,

@@ -126,6 +126,8 @@ class WideBackwardTiles(NamedTuple):
 
     tile_m, tile_n, threads = 64, 64, 384
     registers = 24, 240
+    ds_places = 2
+    """Tiles of dS in shared memory: one that is written, and one that may still be read."""
 
     @property
     def panel(self) -> int:
@@ -178,7 +180,7 @@ class WideBackwardTiles(NamedTuple):
         q_at = v_at + self.v_tile.size
         do_at = q_at + self.stages * self.q_tile.size
         ds_at = do_at + self.stages * self.do_tile.size
-        p_at = ds_at + 2 * self.ds_tile.size
+        p_at = ds_at + self.ds_places * self.ds_tile.size
         return v_at, q_at, do_at, ds_at, p_at, p_at + 2 * self.ds_tile.size
 
     shared_bytes, barriers = HopperBackwardTiles.shared_bytes, HopperBackwardTiles.barriers

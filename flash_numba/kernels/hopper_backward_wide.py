@@ -11,8 +11,8 @@ from ..device.hopper.tma import map_address
 from ..device.hopper.warpgroups import make_set_registers
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.ptx import shared_tile
-from .hopper_backward_barriers import make_start_barriers
 from .hopper_backward_producer import BLOCK_NUMBERS, BLOCKS, STEP_NUMBERS, make_produce
+from .hopper_backward_prologue import make_lay_out, make_start_barriers
 from .hopper_backward_tiles import WideBackwardTiles
 from .hopper_backward_turns import make_keep_turns
 from .hopper_tiles import ALIGNMENT
@@ -30,21 +30,18 @@ def make_wide_backward(
     ordered: bool,
 ):
     """The kernel for wide heads; parameters and result as of `hopper_backward.make_backward`."""
-    stages, threads, panel = tiles.stages, tiles.threads, tiles.panel
+    threads, panel = tiles.threads, tiles.panel
     few, many = tiles.registers
     give_registers, take_registers = make_set_registers(few, False), make_set_registers(many, True)
     produce, keep_turns = make_produce(spec, tiles, ordered), make_keep_turns(tiles)
     asked = spec, tiles, scale_first, wants, ordered
     consume_values, consume_keys = make_consume_values(*asked), make_consume_keys(*asked)
-    start_barriers = make_start_barriers(tiles, ordered)
-    v_at, q_at, do_at, ds_at, p_at, rows_at = tiles.offsets
-    k_shape, v_shape = (1, *tiles.k_tile.shape), (1, *tiles.v_tile.shape)
-    q_shape, do_shape = (stages, *tiles.q_tile.shape), (stages, *tiles.do_tile.shape)
-    ds_shape, t_shape, p_shape = (2, *tiles.ds_tile.shape), (2, 1, 4, 16, 64), (8, 128, 4)
-    rows_shape, numbers_shape = (stages, 2 * tiles.tile_m), (stages, 2, tiles.tile_m // 8, 4, 2)
+    lay_out, start_barriers = make_lay_out(tiles), make_start_barriers(tiles, ordered)
+    _, _, _, ds_at, p_at, _ = tiles.offsets
+    p_shape = 8, 128, 4
     dv_shape = tiles.out_panels(tiles.v_tile), 64, panel // 2
     dk_shape = tiles.out_panels(tiles.k_tile), 64, panel // 2
-    all_bars, step_shape = 1 + max(tiles.barriers.values()), (2 * stages, STEP_NUMBERS)
+    all_bars, step_shape = 1 + max(tiles.barriers.values()), (2 * tiles.stages, STEP_NUMBERS)
     blocks_shape = BLOCKS, BLOCK_NUMBERS
 
     @kernel(threads, 1)
@@ -61,12 +58,8 @@ def make_wide_backward(
         memory = cuda.shared.array(0, types.uint16, alignment=ALIGNMENT)
         words = cuda.shared.array(0, types.uint32, alignment=ALIGNMENT)
         numbers = cuda.shared.array(0, types.float32, alignment=ALIGNMENT)
-        sK, sV = shared_tile(memory, 0, k_shape), shared_tile(memory, v_at, v_shape)
-        sQ, sdO = shared_tile(memory, q_at, q_shape), shared_tile(memory, do_at, do_shape)
-        sdS, tS = shared_tile(memory, ds_at, ds_shape), shared_tile(memory, ds_at, t_shape)
+        sK, sV, sQ, sdO, sdS, tS, sRows, sNumbers = lay_out(memory, numbers)
         sP = shared_tile(numbers, p_at // 2, p_shape)
-        sRows = shared_tile(numbers, rows_at // 2, rows_shape)
-        sNumbers = shared_tile(numbers, rows_at // 2, numbers_shape)
         sdV, sdK = shared_tile(words, p_at // 2, dv_shape), shared_tile(words, ds_at // 2, dk_shape)
         start_barriers(bars, tid)
 

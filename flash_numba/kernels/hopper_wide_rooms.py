@@ -9,7 +9,6 @@ from ..device.numba_cuda import room, types
 from ..device.ptx import load4, store4
 from ..device.scores import make_change_scores_backward, make_scale_scores
 from ..device.unroll import unroll_full
-from .hopper_backward_barriers import make_free_rows
 from .hopper_backward_consumer import WARPGROUP
 from .hopper_backward_output import make_clear_rows, make_store_keys, meet_consumers
 from .hopper_backward_producer import (
@@ -25,6 +24,7 @@ from .hopper_backward_producer import (
     SEQLEN_Q,
     make_slot_of,
 )
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_scores import ROWS, make_first_position
 from .hopper_backward_tiles import WideBackwardTiles
 from .spec import Spec

@@ -16,9 +16,9 @@ from ..device.hopper.wgmma import (
 )
 from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_none
-from .hopper_backward_barriers import make_free_rows
 from .hopper_backward_output import meet_consumers
 from .hopper_backward_producer import BLOCK, END, FIRST, M_BLOCK, PARTIAL, make_slot_of
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_queries import make_add_queries
 from .hopper_backward_scores import ROWS, make_change_both, make_hide, make_weights
 from .hopper_backward_tiles import WideBackwardTiles
