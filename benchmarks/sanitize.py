@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=2)
     parser.add_argument("--fill", nargs="*", default=[], metavar="OUTPUT")
     parser.add_argument("--compile", action="store_true", help="and run no tool")
+    parser.add_argument("--rungs", nargs="+", default=list(TYPES), choices=TYPES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     if options.exercise:
@@ -208,12 +209,13 @@ def main() -> None:
         fill(options.fill)
         exercise(rung, part, options.scale)
         return
+    parts = [part for part in PARTS if part[0] in options.rungs]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda one: sanitized(None, *one), PARTS))
+        list(pool.map(lambda one: sanitized(None, *one), parts))
         if options.compile:
             return
         rows = []
-        runs = [*CONTROLS, *((tool, *part) for tool, part in product(TOOLS, PARTS))]
+        runs = [*CONTROLS, *((tool, *part) for tool, part in product(TOOLS, parts))]
         for row in pool.map(lambda one: sanitized(*one), runs):
             rows.append(row)
             print(row, flush=True)
