@@ -5,7 +5,7 @@ from functools import cache
 from ..device.hopper.mbarrier import barrier_arrive, barrier_init, fence_barrier_init
 from ..device.numba_cuda import cuda, room
 from ..device.ptx import shared_tile
-from .hopper_backward_tiles import BackwardTiles
+from .hopper_backward_tiles import BackwardTiles, WideBackwardTiles
 
 CONSUMERS, KEEPERS = 2, 2
 WARPS = 4 * CONSUMERS
@@ -51,13 +51,15 @@ def make_lay_out(tiles: BackwardTiles):
 def make_start_barriers(tiles: BackwardTiles, ordered: bool):
     """Room ``start_barriers(bars, tid)``: initialised, and all threads know it.
 
-    What is "here" the producer announces, and the copy engine. A step's numbers and those of its
-    rows each warp of the consumers reads for itself, and says itself that it has, and so do the
-    keepers of turns if parts of dQ are added in order; for its products a consumer speaks as one.
+    What is "here" the producer announces, and the copy engine. With Q go a step's numbers and those
+    of its rows: each warp that has read them says so itself, but in wide blocks, whose consumers
+    meet in every step. So do the keepers of turns, if parts of dQ are added in order.
     """
     stages, bars_of = tiles.stages, tiles.barriers
     q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
-    readers = WARPS + KEEPERS if ordered else WARPS
+    readers = CONSUMERS if isinstance(tiles, WideBackwardTiles) else WARPS
+    if ordered:
+        readers += KEEPERS
 
     @room
     def start_barriers(bars, tid):
