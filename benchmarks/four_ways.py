@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import arbitration
 from counter_cases import case_named, launches, traced
 
 from flash_numba.problem import DTYPES, Problem
@@ -184,7 +185,7 @@ def table(reports_of: Any = None) -> list[str]:
 
 
 def main():
-    """Print the table, or put it into the document."""
+    """Print the table, or put it, and what `arbitration` says, into the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     lines = table()
@@ -194,7 +195,8 @@ def main():
     text = DOCUMENT.read_text().split("\n")
     first = text.index(HEAD[0])
     last = next(i for i in range(first, len(text)) if not text[i].startswith("|"))
-    DOCUMENT.write_text("\n".join(text[:first] + lines + text[last:]))
+    document = "\n".join(text[:first] + lines + text[last:])
+    DOCUMENT.write_text(arbitration.written(document, json.loads(COUNTERS.read_text())))
 
 
 if __name__ == "__main__":

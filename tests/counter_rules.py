@@ -6,6 +6,8 @@ counter of the same launch.
 
 from typing import Any
 
+from arbitration import OWN
+
 from simulator.threads import Report
 from simulator.threads.counts import BYPASS
 from simulator.threads.passes import BANK_BYTES
@@ -20,13 +22,15 @@ from simulator.threads.report import (
 )
 
 GLOBAL = "l1tex__t_sectors_pipe_lsu_mem_global_op_"
-REPLAYS, A_FEW = 0.1, 8
+REPLAYS, A_FEW = 0.15, 8
 """ncu runs a kernel again for each few counters: timing, and what meets, differs a little."""
 AT_ONCE = 4
 """4-byte neighbours that one instruction reads or writes at most."""
+CODE_BYTES = 128 * 1024
+"""What a launch reads from DRAM besides its tensors: its instructions and constants."""
+FILLERS = 3
+"""Shared loads that the assembler puts before a run of cp.async, and that move nothing."""
 OPERATIONS = {"ld": "load", "st": "store"}
-OWN = {"ld": ("ld", "ldsm"), "st": ("st", "stsm")}
-"""By whose passes those of loads and of stores are made up."""
 COMBINED = {
     "hopper_forward",
     "hopper_backward",
@@ -122,13 +126,11 @@ def _of_passes(metric, value, launch, problem, counters, report) -> tuple[float,
 
 
 def fillers(counters) -> int:
-    """At most so many shared loads never happen: ``@!PT LDS RZ, [RZ]``, three before a run of
-    cp.async.
+    """At most so many shared loads never happen: ``@!PT LDS RZ, [RZ]``, before a run of cp.async.
 
-    The assembler puts them there. They are executed, but move nothing and take no pass. A run is
-    one copy or more.
+    They are executed, but move nothing and take no pass. A run is one copy or more.
     """
-    return 3 * counters["smsp__inst_executed_op_ldgsts.sum"]
+    return FILLERS * counters["smsp__inst_executed_op_ldgsts.sum"]
 
 
 def skipped(launch: Any, report: Report) -> int:

@@ -7,6 +7,7 @@ counts it again.
 
 import json
 import math
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -20,12 +21,13 @@ greenlet = pytest.importorskip("greenlet")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import arbitration  # noqa: E402
+import counter_rules  # noqa: E402
 import four_ways  # noqa: E402
 from counter_cases import CASES, case_named, functions_of, launches, traced  # noqa: E402
 from counter_rules import (  # noqa: E402
     A_FEW,
     GLOBAL,
-    OWN,
     REPLAYS,
     bounds,
     predicted,
@@ -33,16 +35,11 @@ from counter_rules import (  # noqa: E402
 from package_kernels import kernels_of_package  # noqa: E402
 
 from flash_numba import ladder  # noqa: E402
-from flash_numba.problem import DTYPES, Problem  # noqa: E402
-from simulator.hardware import H200  # noqa: E402
-from simulator.run import simulate  # noqa: E402
+from simulator.threads import passes  # noqa: E402
 from simulator.threads.report import (  # noqa: E402
     ARBITRATION,
-    OWN_PASSES,
-    PRODUCT_PASSES,
     SHARED_CONFLICTS,
     SHARED_INSTRUCTIONS,
-    SHARED_PASSES,
 )
 from simulator.threads.views import beside_hardware  # noqa: E402
 
@@ -131,24 +128,13 @@ def test_every_bound_can_fail(name):
             assert low > 0 or value == 0 or (nothing and low < value)
 
 
-EVERY_LAUNCH = [
-    (name, number)
-    for name, case in MEASURED["cases"].items()
-    for number in range(len(case["launches"]))
-]
-
-
-@pytest.mark.parametrize(("name", "number"), EVERY_LAUNCH)
-def test_what_passes_cost_beyond_addresses_is_arbitration(name, number):
+@pytest.mark.parametrize(
+    "one", arbitration.measured(MEASURED), ids=lambda one: f"{one.case}-{one.kernel}"
+)
+def test_what_passes_cost_beyond_addresses_is_arbitration(one):
     """Of large problems, too: Nsight's two ways to count passes, and what the hardware calls it."""
-    counters = MEASURED["cases"][name]["launches"][number]["counters"]
-    if ARBITRATION not in counters:
-        pytest.skip(f"{name} was counted without")
-    passes = sum(counters[f"{SHARED_PASSES}{end}.sum"] for end in OWN)
-    own = sum(counters[f"{OWN_PASSES}{one}.sum"] for ends in OWN.values() for one in ends)
-    met = counters[ARBITRATION]
-    most = (1 + REPLAYS) * met + A_FEW * (met > 0) + counters[PRODUCT_PASSES]
-    assert own <= passes <= own + most
+    most = (1 + REPLAYS) * one.met + A_FEW * (one.met > 0) + one.products
+    assert 0 <= one.more <= most
 
 
 def test_products_are_the_multiplications_and_additions_of_the_source():
@@ -160,77 +146,6 @@ def test_products_are_the_multiplications_and_additions_of_the_source():
     fused = found["counters"]["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"]
     assert fused == pairs * problem["head_dim"]
     assert reports_of(case.name)[0].total_flops["add"] == fused
-
-
-COMPULSORY = {
-    ("flash1-forward-large", "flash1_forward"): "q k v",
-    ("flash2-forward-large", "flash2_forward"): "q k v",
-    ("flash2-backward-large", "delta_pass"): "o o",
-    ("flash2-backward-large", "flash2_backward"): "q k v o q lse lse",
-    ("tensor_core-forward-large", "tensor_core_forward"): "q k v",
-    ("tensor_core-backward-large", "row_dots"): "o o",
-    ("tensor_core-backward-large", "tensor_core_gradients"): "q k v o lse lse",
-    ("hopper-forward-large", "hopper_forward"): "q k v",
-    ("hopper-backward-large", "prepare_rows"): "o o lse",
-    ("hopper-backward-large", "hopper_backward"): "q k v o lse lse",
-}
-"""Tensors that a launch finds in DRAM, by their sizes: dO is like o, dQ like q, delta like lse."""
-CODE_BYTES = 128 * 1024
-"""What a launch reads besides: its instructions and constants."""
-
-
-WRITTEN = {
-    ("standard-forward-past-l2", "standard_scores"): "S",
-    ("standard-forward-past-l2", "standard_softmax"): "S lse",
-    ("standard-forward-past-l2", "row_blocks"): "o",
-    ("flash1-forward-large", "flash1_forward"): "o lse lse lse",
-    ("flash2-forward-large", "flash2_forward"): "o lse",
-    ("flash2-backward-large", "flash2_backward"): "q k v",
-    ("tensor_core-forward-large", "tensor_core_forward"): "o lse",
-    ("hopper-forward-large", "hopper_forward"): "o lse",
-}
-"""Tensors that a launch writes, by their sizes."""
-
-
-def bytes_of(problem: Problem, names: str) -> int:
-    """Of tensors by name; S and lse have 4 bytes an element."""
-    scores = problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k
-    sizes = {"S": 4 * math.prod(scores), "lse": 4 * math.prod(problem.shapes["lse"])}
-    item = DTYPES[problem.dtype].itemsize
-    return sum(sizes.get(x) or item * math.prod(problem.shapes[x]) for x in names.split())
-
-
-def counted_launch(name: str, kernel: str) -> dict:
-    """What was measured of a kernel; skips if it was not."""
-    for launch in MEASURED["cases"].get(name, {"launches": []})["launches"]:
-        if launch["kernel"] == kernel:
-            return launch
-    pytest.skip(f"{kernel} was not counted yet")
-
-
-@pytest.mark.parametrize(("name", "kernel"), WRITTEN)
-def test_dram_gets_what_l2_has_no_room_for(name, kernel):
-    """What is written stays in L2 until other lines need the place: S and P do not fit."""
-    total = bytes_of(Problem(**case_named(name).problem), WRITTEN[name, kernel])
-    found = counted_launch(name, kernel)["counters"]["dram__bytes_write.sum"]
-    assert total - H200.l2_bytes <= found <= total
-
-
-@pytest.mark.parametrize(("name", "kernel"), COMPULSORY)
-def test_dram_reads_each_tensor_once_and_l2_serves_the_rest(name, kernel):
-    """The simulator counts what blocks ask for; tiles that are asked for again are in L2."""
-    problem = Problem(**case_named(name).problem)
-    launch = counted_launch(name, kernel)
-    found = launch["counters"]
-    total = bytes_of(problem, COMPULSORY[name, kernel])
-    assert 0 <= found["dram__bytes_read.sum"] - total <= CODE_BYTES
-    if kernel == "flash2_forward":
-        tiles = launch["blocks"] // problem.num_heads
-        tile_m = problem.seqlen_q // tiles
-        reads = simulate("flash2", problem, head=None, tile_m=tile_m, tile_n=64).counts.reads
-        asked = 4 * sum(reads.values())
-        assert asked == bytes_of(problem, "q") + tiles * bytes_of(problem, "k v")
-        assert 32 * found["lts__t_sectors_srcunit_tex_op_read.sum"] >= asked
 
 
 def test_the_table_of_four_ways_is_made_of_code_and_counters():
@@ -290,6 +205,27 @@ def test_every_kernel_is_counted():
     assert launched == kernels_of_package()
     measured = [MEASURED["cases"].get(case.name, {"launches": []}) for case in cases]
     assert {one["kernel"] for case in measured for one in case["launches"]} == launched
+
+
+def test_tolerances_are_those_of_the_document():
+    """Every rule of `counter_rules` is named there, every number has its reason."""
+    text = four_ways.DOCUMENT.read_text()
+    head = "| tolerance | value | because |\n|---|---|---|\n"
+    rows = text[text.index(head) + len(head) :].split("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    values = {name.strip("`"): float(value.replace(",", "")) for name, value, _ in cells}
+    assert all(why for _, _, why in cells)
+    own = vars(counter_rules).keys() - vars(passes).keys()
+    rules = {name: vars(counter_rules)[name] for name in own if name.isupper()}
+    numbers = {name: value for name, value in rules.items() if isinstance(value, int | float)}
+    assert values == numbers
+    for name in ("HOISTED", "MERGED", "PREDICATED", "COMBINED", *values):
+        assert f"`{name}`" in text[: text.index(head)] or name in ("REPLAYS", "A_FEW")
+    assert rules["COMBINED"] <= set(re.findall(r"`(\w+)`", text)) | {"hopper_backward_wide"}
+
+
+def test_the_document_says_how_often_accesses_met():
+    assert arbitration.sentence(MEASURED) in four_ways.DOCUMENT.read_text().splitlines()
 
 
 def test_machine_and_problems_are_stored():
