@@ -11,7 +11,7 @@ pytest.importorskip("numba", reason="kernels need numba")
 
 from bug_zoo import empty, vector
 from data_kernels import KERNELS
-from numba import cuda, float32
+from numba import cuda, float32, int32
 from traced_attention import CASES, blank, extra, random_problem
 
 from flash_numba.kernels import flash1
@@ -77,6 +77,18 @@ def other_columns(x, y):
     y[cuda.blockIdx.x, i] = s[i + cuda.blockIdx.x % 2]
 
 
+@cuda.jit
+def truths(x, y, n):
+    s = cuda.shared.array(32, int32)
+    i = cuda.threadIdx.x
+    late = cuda.blockIdx.x >= 2
+    s[i] = late
+    if i == 0:
+        n[cuda.blockIdx.x] = late
+    cuda.syncthreads()
+    y[cuda.blockIdx.x, i * (1 + 7 * late) + s[i] + int(late) + (late + late)] = x[i]
+
+
 def both(kernel, grid, block, arguments, shared_bytes=0, **options):
     """The reports of a full run and of one with representative blocks, which must agree."""
     reports = []
@@ -135,6 +147,11 @@ def test_integers_from_memory_decide():
 def test_places_in_shared_memory_must_be_the_same():
     _, sampled = both(other_columns, 6, 32, (vector(32), empty(6, 32)))
     assert classes(sampled) == [3, 3]
+
+
+def test_truths_about_the_block_are_numbers():
+    _, sampled = both(truths, 5, 32, (vector(32), empty(5, 320), np.zeros(5, np.int32)))
+    assert classes(sampled) == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,11 @@ class PerBlockTruth:
     def __bool__(self):
         return self.alike.decide(bool(self.plain), self.others)
 
+    def __int__(self):
+        return int(bool(self))
+
+    __index__ = __int__
+
     def _combined(self, other, operate):
         if isinstance(other, PerBlockTruth):
             return PerBlockTruth(
@@ -134,6 +139,10 @@ for _name in _ARITHMETIC.split():
     for _prefix, _swap in (("", False), ("r", True)):
         _method = _operation(getattr(operator, _name), _swap)
         setattr(PerBlock, f"__{_prefix}{_name.rstrip('_')}__", _method)
+    if _name not in ("and_", "or_", "xor"):
+        _function = getattr(operator, _name)
+        setattr(PerBlockTruth, f"__{_name}__", lambda a, b, f=_function: f(int(a), b))
+        setattr(PerBlockTruth, f"__r{_name}__", lambda a, b, f=_function: f(b, int(a)))
 for _name in ["lt", "le", "gt", "ge", "eq", "ne"]:
     setattr(PerBlock, f"__{_name}__", _operation(getattr(operator, _name), False))
 
