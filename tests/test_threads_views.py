@@ -136,6 +136,9 @@ def test_json_holds_every_count(naive):
     entries = [e for e in found["entries"] if e["array"] == "sQ" and e["operation"] == "load"]
     assert sum(e["conflicts"] for e in entries) == 253_952
     assert found["hardware"]["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] == 4096
+    # O is stored by rows, a sector for each element of 4 bytes; Q is loaded side by side.
+    coalescing = {(one["array"], one["operation"]): one["coalescing"] for one in found["entries"]}
+    assert (coalescing["O", "store"], coalescing["Q", "load"]) == (4 / 32, 1)
     assert found["flops"]["div"] == 4096
     by_line = {one["text"]: one for one in found["lines"]}
     assert {text: one["barriers"] for text, one in by_line.items() if one["barriers"]} == {

@@ -55,6 +55,11 @@ class Count:
             mine, more = getattr(self, field.name), getattr(other, field.name)
             setattr(self, field.name, mine + more)
 
+    @property
+    def coalescing(self) -> float:
+        """Share of the sectors that the same bytes need side by side; 1 where there are none."""
+        return self.ideal_sectors / self.sectors if self.sectors else 1.0
+
     def as_dict(self) -> dict[str, int]:
         """The fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -323,6 +323,7 @@ def _entry(entry: Entry) -> dict:
         "array": entry.memory.name,
         "bytes_a_lane": entry.size,
         **entry.count.as_dict(),
+        "coalescing": entry.count.coalescing,
     }
 
 
