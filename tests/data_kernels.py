@@ -9,6 +9,7 @@ different data, so that one of them cannot stand for all (`test_threads_alike`).
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
 
 import math
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32
 
@@ -278,3 +279,19 @@ def written_and_read(x, y, h, b):
     i = cuda.grid(1)
     b[i] = 8 - b[i]
     y[i * b[max(i - 32, 0)]] = 1
+
+
+class Pair(NamedTuple):
+    steps: Any
+    first: Any
+
+
+@deciding
+def row_of_a_named_array(x, y, h, b):
+    i = cuda.grid(1)
+    r = cuda.local.array((1, 1), int32)
+    r[0, 0] = 1
+    pair = Pair(r, i)
+    row = pair.steps[0]
+    row[0] = int(x[i] * 8)
+    y[pair.first * r[0, 0]] = 1

@@ -20,6 +20,7 @@ from .known import (
     Level,
     alone,
     any_unknown,
+    escaped,
     frozen,
     least,
     of_kind,
@@ -82,6 +83,7 @@ class Calls(Expressions):
     def _call_class(self, node, cls):
         parts = [self.level(one) for one in node.args]
         named = {one.arg: self.level(one.value) for one in node.keywords}
+        escaped(*parts, *named.values())
         return (*parts, *(named.get(name, WHOLE) for name in cls._fields[len(parts) :]))
 
     def _call_builtin(self, node, name):
@@ -153,9 +155,7 @@ class Calls(Expressions):
         values = getattr(operation, "values", None)
         nodes = self._nodes(node)
         levels = [self.level(one) for one in nodes]
-        for one in levels:
-            if isinstance(one, Contents):
-                one.lower(UNKNOWN)
+        escaped(*levels)
         kinds = [
             Kind("float32") if level == NUMBERS else self.analysis.kind(one)
             for one, level in zip(nodes, levels, strict=True)

@@ -16,6 +16,7 @@ from .known import (
     Level,
     alone,
     any_unknown,
+    escaped,
     least,
     meet,
     of_kind,
@@ -60,9 +61,7 @@ class Expressions(Statements):
 
     def _level_tuple(self, node):
         parts = tuple(map(self.level, node.elts))
-        for one in parts:
-            if isinstance(one, Contents):
-                one.lower(UNKNOWN)
+        escaped(*parts)
         return parts
 
     _level_list = _level_tuple

@@ -28,6 +28,13 @@ class Contents:
 Level = int | tuple | Contents
 
 
+def escaped(*levels: Any) -> None:
+    """Local arrays are put where nobody sees what is written to them."""
+    for one in levels:
+        if isinstance(one, Contents):
+            one.lower(UNKNOWN)
+
+
 def least(*levels: Any) -> int:
     """What is known of a value that depends on all of these; `WHOLE` of none.
 
@@ -50,9 +57,7 @@ def meet(a: Level, b: Level) -> Level:
     """Level of a value that is one of two."""
     if a is b or a == b == NUMBERS:
         return a
-    for one in (a, b):
-        if isinstance(one, Contents):
-            one.lower(UNKNOWN)  # from here on it is not known which of them is changed
+    escaped(a, b)  # from here on it is not known which of them is changed
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(meet, a, b))
     return least(a, b)
@@ -84,7 +89,9 @@ class Leak(NamedTuple):
     place: Place
 
     def __str__(self):
-        return f"{self.what} depends on numbers from memory, line {self.place.line}"
+        return (
+            f"{self.what} depends on numbers from memory, line {self.place.line}: {self.place.text}"
+        )
 
 
 class Book:
