@@ -93,7 +93,8 @@ def test_a_mistake_in_a_kernel_fails_on_a_gpu(mistake, tmp_path):
     path.write_text(path.read_text("utf-8").replace(mistake.text, mistake.replacement), "utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "gpu"]
     command += [f"tests/{mistake.test}", "-k", mistake.named]
-    own = {"PYTHONPATH": str(tmp_path), "FLASH_NUMBA_CACHE": str(tmp_path / "cache")}
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    own = {"PYTHONPATH": path, "FLASH_NUMBA_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, timeout=180
     )
