@@ -6,9 +6,11 @@ Needs a GPU and ncu.
 import csv
 import io
 import os
+import re
 import signal
 import subprocess
 import time
+from collections import Counter
 
 BUSY = "driver resource was unavailable"
 """What ncu says while somebody else profiles on the machine."""
@@ -40,19 +42,68 @@ def counted(
     RuntimeError
         If the program fails, takes too long, or ncu says nothing; with what was printed.
     """
-    ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    ncu += ["--metrics", ",".join(metrics), *options]
+    page = "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)
+    lines = _printed(command, timeout, *page, *options)
+    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
+    if not first:
+        raise RuntimeError("\n".join(lines)[-2000:])
+    return list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
+
+
+def executed(
+    command: list[str], *options: str, timeout: float | None = None
+) -> dict[str, dict[str, int]]:
+    """Run a program under ncu: how often warps executed each machine instruction of its kernels.
+
+    Parameters, errors: as for `counted`.
+
+    Returns
+    -------
+    dict
+        By kernel, then by instruction with its modifiers, such as ``LDS.128``, the most often
+        executed first.
+    """
+    page = "--page", "source", "--section", "SourceCounters"
+    return by_instruction(_printed(command, timeout, *page, *options))
+
+
+def by_instruction(lines: list[str]) -> dict[str, dict[str, int]]:
+    """The table of `executed` from what ncu prints of its source page.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no kernel in it.
+    """
+    found: dict[str, Counter[str]] = {}
+    kernel, columns = "", []
+    for row in csv.reader(lines):
+        if row[:1] == ["Kernel Name"]:
+            kernel = row[1]
+        elif row[:2] == ["Address", "Source"]:
+            columns = row
+        elif kernel and len(row) == len(columns):
+            line = dict(zip(columns, row, strict=True))
+            name = re.sub(r"^@!?\w+\s+", "", line["Source"].strip()).split()[0].rstrip(";")
+            times = int(line["Instructions Executed"].replace(",", ""))
+            found.setdefault(kernel, Counter())[name] += times
+    if not found:
+        raise RuntimeError("\n".join(lines)[-2000:])
+    return {kernel: dict(counts.most_common()) for kernel, counts in found.items()}
+
+
+def _printed(command: list[str], timeout: float | None, *options: str) -> list[str]:
+    """Lines that ncu, asked for CSV, prints of a program; a RuntimeError if that fails."""
+    ncu = ["ncu", "--csv", "--clock-control", "none", *options]
     code, printed, errors = _run([*ncu, *command], timeout)
     for _ in range(TRIES - 1):
         if code == 0 or BUSY not in printed:
             break
         time.sleep(PAUSE_SECONDS)
         code, printed, errors = _run([*ncu, *command], timeout)
-    lines = printed.splitlines()
-    first = [i for i, line in enumerate(lines) if line.startswith('"ID"')]
-    if code or not first:
+    if code:
         raise RuntimeError(f"{printed[-2000:]}\n{errors[-2000:]}")
-    return list(csv.DictReader(io.StringIO("\n".join(lines[first[0] :]))))[1:]
+    return printed.splitlines()
 
 
 def _run(command: list[str], timeout: float | None) -> tuple[int, str, str]:
