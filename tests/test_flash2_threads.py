@@ -167,6 +167,24 @@ def test_eight_keys_a_thread(asynchronous):
     assert report.hardware()[conflicts] == 0, "Q, P and, where it is not copied, K"
 
 
+def test_a_warp_leaves_out_tiles_that_its_rows_do_not_see():
+    """Two warps of 32 rows, tiles of 8 keys: all visit 8, under the diagonal the first visits 4."""
+    tiles = ForwardTiles(32, 32, 8, 1, 8, 64, 1)
+    stores = {}
+    for causal in (False, True):
+        problem, q, k, v, _ = random_problem(seqlen_q=64, seqlen_k=64, head_dim=32, causal=causal)
+        out, lse = np.full_like(q, np.nan), np.full((1, 1, 64), np.nan, np.float32)
+        scale = np.float32(problem.softmax_scale)
+        arguments = (q, k, v, out, lse, np.float32(1), scale, *extra(problem))
+        kernel = flash2.make_forward(Spec.of(problem, True), tiles)
+        report = trace(kernel)[1, 64, 0, tiles.shared_bytes](*arguments)
+        want = truth(problem, q, k, v)
+        assert np.abs(out - want.out.numpy()).max() <= 1e-5
+        assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
+        stores[causal] = report.count("shared", "store").instructions
+    assert stores[False] - stores[True] == 4 * 2, "P is stored four rows at a time"
+
+
 @pytest.mark.parametrize("sizes", [(8, 4, 8, 4), (4, 2, 16, 4), (4, 1, 16, 8)], ids=str)
 def test_other_backward_tiles(sizes):
     problem, q, k, v, dout = random_problem(**CASES["causal-gqa"])

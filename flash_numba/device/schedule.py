@@ -35,6 +35,32 @@ def make_key_tiles_room(key_range, exact: bool):
     return room(make_key_tiles(device_function(key_range), exact))
 
 
+@cache
+def make_warp_tiles(key_range, exact: bool, warp_rows: int):
+    """Rooms ``warp_tiles(visit, row, batch, head, seqlen_q, seqlen_k, tile_n, aux)`` and ``sees``.
+
+    The first gives the key tiles that a warp's `warp_rows` rows, of which `row` is one, visit among
+    those of its block, `visit`; ``sees(own, n_block)`` says whether a tile is one of them. Near a
+    diagonal a warp then leaves out the tiles that only other warps' rows see.
+    """
+    key_tiles, alike = make_key_tiles_room(key_range, exact), key_range is None
+
+    @room
+    def warp_tiles(visit, row, batch, head, seqlen_q, seqlen_k, tile_n, aux):
+        if alike:
+            return visit
+        own = min(row, seqlen_q - 1) // warp_rows
+        return key_tiles(own, batch, head, seqlen_q, seqlen_k, warp_rows, tile_n, aux)
+
+    @room
+    def sees(own, n_block):
+        if alike:
+            return True
+        return (own.start <= n_block) & (n_block < own.stop)
+
+    return warp_tiles, sees
+
+
 @room
 def narrowed(visit):
     """`tiling.KeyTiles` in 32-bit numbers: half the registers."""

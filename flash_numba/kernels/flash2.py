@@ -31,7 +31,13 @@ from ..device.products import (
 )
 from ..device.products_ahead import make_multiply_add_ahead, make_multiply_columns
 from ..device.ptx import shared_tile
-from ..device.schedule import block_of, make_key_tiles_room, make_keys_of, make_tile_list
+from ..device.schedule import (
+    block_of,
+    make_key_tiles_room,
+    make_keys_of,
+    make_tile_list,
+    make_warp_tiles,
+)
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
 from ..device.unroll import unroll_full, unroll_none
 from ..launch import allows_vectors, compute_capability, launch, shared_limit
@@ -104,6 +110,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
 
     place, apart = make_place(lanes), make_apart(tm, threads // lanes)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
+    warp_tiles, sees = make_warp_tiles(spec.key_range, spec.exact, 32 // lanes * tm)
     keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     load_q = make_load_transposed(
@@ -141,6 +148,7 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
         gQ, gO = Q[batch, :, head], O[batch, :, head]
         gK, gV = K[batch, :, kv_head], V[batch, :, kv_head]
         first_q = m_block * tile_m + row_group * tm
+        own = warp_tiles(visit, first_q, batch, head, seqlen_q, seqlen_k, tile_n, range_aux)
         p_group = apart(row_group)
 
         # Prologue
@@ -169,27 +177,31 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
             cuda.syncthreads()  # K_j is here for all, and nobody reads V_j-1 any more
             load_v(sV, gV, n_block * tile_n, seqlen_k, tid)
             close_copies()
-            scores(rS, sQ, sK, row_group, lane)
-            scale_scores(rS, scale)
-            change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
-            partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
-            partial |= listed_partial(n_block, m_block, batch, head, listed)
-            if partial | ((n_block + 1) * tile_n > seqlen_k):
-                mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
-            update(rS, row_max, row_sum, acc_o)
-            drop_weights(rS, first_q, first_k, batch_head, dropout)
-            share(sP, rS, tile_m, p_group, lane)
+            seen = sees(own, n_block)  # by a row of this warp
+            if seen:
+                scores(rS, sQ, sK, row_group, lane)
+                scale_scores(rS, scale)
+                change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
+                partial = (n_block < own.full_start) | (n_block >= own.full_stop)
+                partial |= listed_partial(n_block, m_block, batch, head, listed)
+                if partial | ((n_block + 1) * tile_n > seqlen_k):
+                    mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
+                update(rS, row_max, row_sum, acc_o)
+                drop_weights(rS, first_q, first_k, batch_head, dropout)
+                share(sP, rS, tile_m, p_group, lane)
             n_block = next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
             wait_for_copies()
             cuda.syncthreads()  # V_j is here for all, and nobody reads K_j any more
-            read_first(rP, rV, sP, sV, p_group, lane)  # before copies, which it would wait for
+            if seen:
+                read_first(rP, rV, sP, sV, p_group, lane)  # before copies: it would wait for them
             part = types.int32(0)
             while part < parts:
                 unroll_none()
                 if n_block < visit.stop:
                     load_k(sK, gK, n_block * tile_n, seqlen_k, tid, part)
                     close_copies()
-                add_product(acc_o, rP, rV, sP, sV, tile_m, p_group, lane, part)
+                if seen:
+                    add_product(acc_o, rP, rV, sP, sV, tile_m, p_group, lane, part)
                 part = types.int32(part + 1)
 
         # Epilogue
