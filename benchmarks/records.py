@@ -71,6 +71,7 @@ TIMED = [
     Program("h200_varlen.json", (str(HERE / "varlen.py"), "FILE"), 60, True),
     Program("h200_steps.json", (str(HERE / "teaching_steps.py"), "--output", "FILE"), 70),
     Program("h200_counters.json", (str(HERE / "counters.py"), "--output", "FILE"), 240),
+    Program("h200_peer_instructions.json", (str(HERE / "peer_instructions.py"), "FILE"), 60),
 ]
 BESIDE = [
     Program(

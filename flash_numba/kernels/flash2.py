@@ -110,7 +110,8 @@ def make_forward(spec: Spec, tiles: ForwardTiles):
 
     place, apart = make_place(lanes), make_apart(tm, threads // lanes)
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
-    warp_tiles, sees = make_warp_tiles(spec.key_range, spec.exact, 32 // lanes * tm)
+    own_range = spec.key_range if max(depth, depth_v) <= 64 else None  # wider, registers run short
+    warp_tiles, sees = make_warp_tiles(own_range, spec.exact, 32 // lanes * tm)
     keys_of = make_keys_of(spec.has_lengths)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     load_q = make_load_transposed(

@@ -80,6 +80,26 @@ for row in rows:
         )
 
 # %% [markdown]
+# Do both race on the same units? Nsight Compute says which instructions warps executed in one pass
+# (`benchmarks/peer_instructions.py`). `FFMA` multiplies and adds once a thread; `HMMA.1688`
+# multiplies 16x8 by 8x8 numbers on a tensor core, which rounds what it reads, here to `TF32`.
+
+# %%
+stored = results("h200_peer_instructions")
+shape = stored["shape"]
+pass_multiply_adds = 2 * shape["batch"] * shape["heads"] * shape["seqlen"] ** 2 * shape["head_dim"]
+print(f"{measured_on(stored)}; multiply-adds for each that the two products of a pass need")
+for row in stored["rows"]:
+    executed = row["instructions"]
+    for name, multiply_adds in (("FFMA", 32), ("HMMA.1688.F32.TF32", 16 * 8 * 8)):
+        share = executed.get(name, 0) * multiply_adds / pass_multiply_adds
+        print(f"{row['contender']:16} {name:18} {share:.2f}")
+
+# %% [markdown]
+# PyTorch's kernel multiplies three times: TF32 keeps 10 of the 23 bits of a fraction, so it splits
+# each x into big + small, both TF32, and adds big·big, big·small and small·big. Tensor cores are so
+# much faster that this is a peer for `FFMA`, at nearly the same accuracy.
+#
 # **Predict.** Batch times N is the same in every row. If attention's time grew as N, the times
 # would all be the same. What do they do when N doubles?
 
