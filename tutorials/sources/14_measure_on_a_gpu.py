@@ -96,7 +96,7 @@ for row in stored["rows"]:
         print(f"{row['contender']:16} {name:18} {share:.2f}")
 
 # %% [markdown]
-# PyTorch's kernel multiplies three times: TF32 keeps 10 of the 23 bits of a fraction, so it splits
+# PyTorch's kernel multiplies three times: TF32 keeps less than half of the bits of a fraction, so it splits
 # each x into big + small, both TF32, and adds big·big, big·small and small·big. Tensor cores are so
 # much faster that this is a peer for `FFMA`, at nearly the same accuracy.
 #
