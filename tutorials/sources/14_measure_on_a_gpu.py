@@ -79,26 +79,21 @@ for row in rows:
             f"{row['tflops']:4.1f} TFLOP/s, torch {peer:6.2f} ms ({peer / row['ms']:.2f}x)"
         )
 
-# %% [markdown]
-# Do both race on the same units? Nsight Compute says which instructions warps executed in one pass
-# (`benchmarks/peer_instructions.py`). `FFMA` multiplies and adds once a thread; `HMMA.1688`
-# multiplies 16x8 by 8x8 numbers on a tensor core, which rounds what it reads, here to `TF32`.
 
-# %%
 stored = results("h200_peer_instructions")
-shape = stored["shape"]
-pass_multiply_adds = 2 * shape["batch"] * shape["heads"] * shape["seqlen"] ** 2 * shape["head_dim"]
-print(f"{measured_on(stored)}; multiply-adds for each that the two products of a pass need")
+print(f"\n{measured_on(stored)}; multiply-adds for each that a pass needs, by instruction")
+shape, width = stored["shape"], {"FFMA": 32, "HMMA.1688.F32.TF32": 16 * 8 * 8}
+needed = 2 * shape["batch"] * shape["heads"] * shape["seqlen"] ** 2 * shape["head_dim"]
 for row in stored["rows"]:
-    executed = row["instructions"]
-    for name, multiply_adds in (("FFMA", 32), ("HMMA.1688.F32.TF32", 16 * 8 * 8)):
-        share = executed.get(name, 0) * multiply_adds / pass_multiply_adds
-        print(f"{row['contender']:16} {name:18} {share:.2f}")
+    shares = {name: row["instructions"].get(name, 0) * width[name] / needed for name in width}
+    print(f"{row['contender']:15}", *(f"{name} {share:.2f}  " for name, share in shares.items()))
 
 # %% [markdown]
-# PyTorch's kernel multiplies three times: TF32 keeps less than half of the bits of a fraction, so it splits
-# each x into big + small, both TF32, and adds big·big, big·small and small·big. Tensor cores are so
-# much faster that this is a peer for `FFMA`, at nearly the same accuracy.
+# Nsight Compute counted the instructions (`benchmarks/peer_instructions.py`): the two do not race
+# on the same units. `FFMA` is a multiply-add a thread; `HMMA.1688` multiplies 16x8 by 8x8 numbers on
+# a tensor core, rounded to `TF32`, which keeps less than half of a fraction's bits. So PyTorch
+# splits each x into big + small, both TF32, and adds three products: big·big, big·small and
+# small·big.
 #
 # **Predict.** Batch times N is the same in every row. If attention's time grew as N, the times
 # would all be the same. What do they do when N doubles?
