@@ -79,7 +79,6 @@ for row in rows:
             f"{row['tflops']:4.1f} TFLOP/s, torch {peer:6.2f} ms ({peer / row['ms']:.2f}x)"
         )
 
-
 stored = results("h200_peer_instructions")
 print(f"\n{measured_on(stored)}; multiply-adds for each that a pass needs, by instruction")
 shape, width = stored["shape"], {"FFMA": 32, "HMMA.1688.F32.TF32": 16 * 8 * 8}
@@ -90,8 +89,8 @@ for row in stored["rows"]:
 
 # %% [markdown]
 # Nsight Compute counted the instructions (`benchmarks/peer_instructions.py`): the two do not race
-# on the same units. `FFMA` is a multiply-add a thread; `HMMA.1688` multiplies 16x8 by 8x8 numbers on
-# a tensor core, rounded to `TF32`, which keeps less than half of a fraction's bits. So PyTorch
+# on the same units. `FFMA` is a multiply-add a thread; `HMMA.1688` multiplies 16x8 by 8x8 numbers
+# on a tensor core, rounded to `TF32`, which keeps less than half of a fraction's bits. So PyTorch
 # splits each x into big + small, both TF32, and adds three products: big·big, big·small and
 # small·big.
 #
