@@ -8,7 +8,7 @@ tile simulator, which is said once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,6 +25,11 @@ from .sequences import Packed
 
 NEEDS = ("q", "k", "v", "bias", "score_mod")
 """What `flash_attention_backward` has gradients of."""
+
+repeated: dict[type, Callable[..., Any]] = {}
+"""What answers calls without masks, biases and functions that are like an earlier one, by q's type.
+
+`interop.torch_repeated` comes here once there is such a call."""
 
 
 class Gradients(NamedTuple):
@@ -138,11 +143,13 @@ def flash_attention(
     Dao, "FlashAttention-2", 2023, Algorithm 1.
     """
     plain = key_lengths is mask is bias is alibi_slopes is score_mod is mask_mod is block_mask
-    if plain and mask is None and is_torch(q):
-        import flash_numba.interop.torch_repeated as torch_repeated
-
-        numbers = scale, causal, window, softcap, dropout_p, seed
-        found = torch_repeated.repeated(q, k, v, *numbers, kernel, deterministic, return_lse)
+    if plain and mask is None and (answer := repeated.get(type(q))) is not None:
+        # fmt: off
+        found = answer(
+            q, k, v, scale, causal, window, softcap, dropout_p, seed,
+            kernel, deterministic, return_lse,
+        )
+        # fmt: on
         if found is not None:
             return found
     options = {

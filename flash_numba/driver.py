@@ -8,7 +8,7 @@ NVIDIA, "CUDA Driver API": library management, execution control, memory managem
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 LOCAL_BYTES, REGISTERS, SHARED_BYTES, CARVEOUT = 3, 4, 8, 9
@@ -170,6 +170,10 @@ class Launch:
     parameters : array of ctypes.c_void_p
         Where each lies: in a copy of `data` on a 64-byte boundary, until a word that changes from
         launch to launch is put in its place.
+    configuration : _Configuration
+        Its field `stream` is to be set.
+    go : callable
+        Launches on that stream, does not wait for the GPU, and returns the driver's status.
     """
 
     def __init__(self, function: Function, shape: Shape, data: bytes, starts: Sequence[int]):
@@ -178,22 +182,15 @@ class Launch:
         at += -at % _ALIGNMENT
         ctypes.memmove(at, data, len(data))
         self.parameters = (ctypes.c_void_p * len(starts))(*(at + start for start in starts))
-        self._handle = function.handle
-        self._configuration = _Configuration((shape.blocks, 1, 1), (shape.threads, 1, 1))
-        self._configuration.shared_bytes = shape.shared_bytes
+        self.configuration = _Configuration((shape.blocks, 1, 1), (shape.threads, 1, 1))
+        self.configuration.shared_bytes = shape.shared_bytes
         if shape.cluster > 1:
             self._cluster = _Attribute(_CLUSTER, 0, (shape.cluster, 1, 1))
-            self._configuration.attributes = ctypes.pointer(self._cluster)
-            self._configuration.count = 1
-        self._reference = ctypes.byref(self._configuration)
-        self._launch = driver().cuLaunchKernelEx
-
-    def __call__(self, stream: int) -> None:
-        """Launch on a stream; does not wait for the GPU."""
-        self._configuration.stream = stream
-        status = self._launch(self._reference, self._handle, self.parameters, None)
-        if status:
-            check(status, "cuLaunchKernelEx")
+            self.configuration.attributes = ctypes.pointer(self._cluster)
+            self.configuration.count = 1
+        reference = ctypes.byref(self.configuration)
+        launch = driver().cuLaunchKernelEx
+        self.go = partial(launch, reference, function.handle, self.parameters, None)
 
 
 def fill_zero(address: int, size: int, stream: int) -> None:

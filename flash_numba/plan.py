@@ -90,6 +90,8 @@ class KernelStep(NamedTuple):
             else:
                 launch.parameters[parameter] = ctypes.addressof(given) + 8 * which
 
+        configuration = launch.configuration
+
         def run(addresses, stream):
             with lock:
                 given[:] = addresses
@@ -97,7 +99,10 @@ class KernelStep(NamedTuple):
                     word.value = addresses[which] + offset
                 for tensor_map, which, offset in maps:
                     tensor_map.move(addresses[which] + offset)
-                launch(stream)
+                configuration.stream = stream
+                status = launch.go()
+            if status:
+                driver.check(status, "cuLaunchKernelEx")
 
         return run
 

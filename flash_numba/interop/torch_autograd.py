@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,12 +12,8 @@ from torch import Tensor
 class Planned(Protocol):
     """What `torch_eager` keeps of calls of one kind."""
 
-    def forward(self, seed, lse: bool, tensors) -> list[Tensor]:
-        """O, and lse if that is asked for."""
-        ...
-
-    def run(self, lse: bool, at) -> list[Tensor]:
-        """As `forward`, of q, k and v at these addresses of the current device, without dropout."""
+    def on(self, lse: bool) -> Callable[[Iterable[int]], list[Tensor]]:
+        """What makes O, and lse if that is asked for, of q, k and v at addresses."""
         ...
 
     def backward(self, needs, seed, do, dlse, *saved) -> list[Tensor]:
@@ -24,35 +21,30 @@ class Planned(Protocol):
         ...
 
 
-class Asked(NamedTuple):
-    """What an eager call asks for.
+class Made(NamedTuple):
+    """What a call has made, and how.
 
     Attributes
     ----------
-    call : Planned
-    seed : tuple of int
-        The words of dropout's seed, low and high.
+    by : (Planned, (int, int))
+        Who, and the words of dropout's seed, low and high.
     return_lse : bool
-    addresses : tuple of int, or None
-        Of q, k and v where `Planned.run` may be asked.
+        Whether the caller is given lse.
+    o, lse : Tensor
     """
 
-    call: Planned
-    seed: tuple[int, int]
+    by: tuple[Planned, tuple[int, int]]
     return_lse: bool
-    addresses: tuple[int, ...] | None = None
+    o: Tensor
+    lse: Tensor
 
 
 class _Attention(torch.autograd.Function):
-    """O, and lse if that is asked for, where a gradient may be."""
+    """O, and lse if that is asked for, with gradients."""
 
     @staticmethod
-    def forward(ctx, asked: Asked, *tensors):
-        call, seed, return_lse, addresses = ctx.asked = asked
-        if addresses is None:
-            o, lse = call.forward(seed, True, tensors)
-        else:
-            o, lse = call.run(True, addresses)
+    def forward(ctx, made: Made, *tensors):
+        ctx.by, return_lse, o, lse = made
         ctx.to_save = (*tensors, o, lse)  # `save_for_backward` in half its time
         if not return_lse:
             return o
@@ -62,7 +54,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, dlse=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        call, seed, *_ = ctx.asked
+        call, seed = ctx.by
         do = torch.zeros_like(saved[-2]) if do is None else do.resolve_neg()
         if torch.is_grad_enabled():
             found = iter(_Gradients.apply(call, seed, needs, do, dlse, *saved))
@@ -86,5 +78,5 @@ class _Gradients(torch.autograd.Function):
 
 
 differentiable: Any = getattr(super(torch.autograd.Function, _Attention), "apply")  # noqa: B009
-"""``differentiable(asked, *tensors)``: `_Attention.apply` without its care for functorch, whose
+"""``differentiable(made, *tensors)``: `_Attention.apply` without its care for functorch, whose
 calls do not come here: half of its time."""

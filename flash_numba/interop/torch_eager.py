@@ -8,7 +8,7 @@ watches or transforms calls (torch.compile, other dispatch modes, functorch) get
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..ladder import check_wishes, choose
 from ..scores import check_differentiable
 from ..sequences import Packed
 from . import torch_pass
-from .torch_autograd import Asked, differentiable
+from .torch_autograd import Made, differentiable
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
 from .torch_pass import TorchPass
 from .torch_repeated import is_window, remember
@@ -36,7 +36,6 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 _NUMBERS = (int, np.float32, np.float64)
 _OPTIONAL = ("mask", "bias", "alibi_slopes")
 _UNLIMITED = (None, None)
-_NO_SEED = (0, 0)
 _calls: dict[tuple, _Call] = {}
 _captured: list[_Call] = []
 """Calls that CUDA graphs hold: a replay reads what was uploaded for them."""
@@ -81,14 +80,19 @@ def attention(
             _calls[key] = call
     if key is not None and packed is None:
         remember(call, q, k, v, options, (kernel, deterministic, return_lse))
-    seed = _NO_SEED if options["seed"] is None and not call.drops else _words(options["seed"])
+    seed = (
+        torch_pass.NO_SEED
+        if options["seed"] is None and not call.drops
+        else _words(options["seed"])
+    )
     tensors = (q, k, v, *(tensor for _, tensor in optional)) if optional else (q, k, v)
     if call.learns:
         tensors += (learned_tensor(options["score_mod"]),)
     if torch.is_grad_enabled():
         for x in tensors:
             if x.requires_grad:
-                return differentiable(Asked(call, seed, return_lse), *tensors)
+                o, lse = call.forward(seed, True, tensors)
+                return differentiable(Made((call, seed), return_lse, o, lse), *tensors)
     found = call.forward(seed, return_lse, tensors)
     return tuple(found) if return_lse else found[0]
 
@@ -264,9 +268,9 @@ class _Call:
             tensors = tensors[:-1]
         return (self._forward if lse else self._forward_to_o)(tensors, seed)
 
-    def run(self, lse: bool, at: Sequence[int]) -> list[Tensor]:
-        """As `forward`, of q, k and v at these addresses of the current device, without dropout."""
-        return (self._forward if lse else self._forward_to_o).on(at, _NO_SEED)
+    def on(self, lse: bool) -> Callable[[Iterable[int]], list[Tensor]]:
+        """`forward` of q, k and v at addresses of the current device, without dropout."""
+        return (self._forward if lse else self._forward_to_o).on
 
     def backward(
         self, needs: tuple[bool, ...], seed, do: Tensor, dlse: Tensor | None, *saved: Tensor

@@ -18,6 +18,9 @@ from ..problem import DTYPES
 
 DEVICE = "cuda"
 
+NO_SEED = 0, 0
+"""The words of dropout's seed where there is no dropout."""
+
 UNREAD = 1 << 16
 """Elements of the memory on each device where an output goes that nobody reads."""
 
@@ -78,7 +81,7 @@ class TorchPass:
                 return self(read, seed)
         return self.on(map(_address, read), seed)
 
-    def on(self, read: Iterable[int], seed: tuple[int, int]) -> list[Tensor]:
+    def on(self, read: Iterable[int], seed: tuple[int, int] = NO_SEED) -> list[Tensor]:
         """Run on inputs at these addresses of the current device."""
         made, addresses = [], [*read]
         for make in self.make:

@@ -9,6 +9,7 @@ all that dispatches calls: autocast, functorch, tracing, inference mode.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +17,19 @@ from torch import Tensor
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
+from .. import attention
 from . import torch_pass
 from .torch_autograd import Planned, differentiable
+from .torch_pass import NO_SEED
 
 LIMIT = 8
 """Kinds of calls that are known, the latest."""
 
 _ALIGNMENT = 15
 _NESTED = "is_nested"
-_NO_SEED = (0, 0)
 
 _make_guard: Any = getattr(guards, "TensorGuards", None)
+_is_compiling = torch.compiler.is_compiling
 _count_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -55,6 +58,7 @@ class _Known(NamedTuple):
 
 
 _known: list[_Known] = []
+_lock = Lock()
 
 
 def repeated(
@@ -68,14 +72,10 @@ def repeated(
         As there, unchecked. Equal numbers need not be of allowed types: what is no such object
         itself counts only if it is a float, or a window's pair of whole numbers.
     """
-    if (
-        torch.compiler.is_compiling()
-        or type(dropout_p) is not float
-        or dropout_p
-        or seed is not None
-    ):
+    if _is_compiling() or type(dropout_p) is not float or dropout_p or seed is not None:
         return None
-    for check, its_scale, its_causal, its_window, its_softcap, name, same, lse, run in _known:
+    for n, known in enumerate(_known):
+        check, its_scale, its_causal, its_window, its_softcap, name, same, lse, run = known
         if (
             causal is its_causal
             and return_lse is lse
@@ -88,8 +88,16 @@ def repeated(
             and not (q.is_nested or getattr(k, _NESTED, False) or getattr(v, _NESTED, False))
             and check(q, k, v)
         ):
+            if n:
+                _put_first(known)
             return run(q, k, v)
     return None
+
+
+def _put_first(known: _Known) -> None:
+    """Let `known` be looked at before all others."""
+    with _lock:
+        _known[:] = [known, *(other for other in _known if other is not known)][:LIMIT]
 
 
 def is_window(window) -> bool:
@@ -121,8 +129,9 @@ def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wish
     numbers = [options[name] for name in ("scale", "causal", "window", "softcap")]
     learns = any(x.requires_grad for x in tensors)
     run = _runner(call, q.get_device(), learns, wishes[-1])
-    _known.insert(0, _Known._make((guard.check, *numbers, *wishes, run)))
-    del _known[LIMIT:]
+    # Here and not before: what torch.compile makes of a call stays valid.
+    attention.repeated.update(dict.fromkeys((Tensor, torch.nn.Parameter), repeated))
+    _put_first(_Known._make((guard.check, *numbers, *wishes, run)))
 
 
 _NEVER = (
@@ -139,18 +148,21 @@ _NEVER = (
 
 
 def _runner(call: Planned, device: int, learns: bool, return_lse: bool) -> Callable:
+    by, with_lse, as_asked = (call, NO_SEED), call.on(True), call.on(return_lse)
+
     def run(q, k, v):
-        at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (
-            (at[0] | at[1] | at[2]) & _ALIGNMENT
+            (at_q | at_k | at_v) & _ALIGNMENT
             or torch_pass.current_device() != device
             or _count_modes()
             or forward_ad._current_level >= 0
         ):
             return None
+        at = at_q, at_k, at_v
         if learns and torch.is_grad_enabled():
-            return differentiable((call, _NO_SEED, return_lse, at), q, k, v)
-        found = call.run(return_lse, at)
+            return differentiable((by, return_lse, *with_lse(at)), q, k, v)
+        found = as_asked(at)
         return tuple(found) if return_lse else found[0]
 
     return run
