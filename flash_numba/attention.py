@@ -8,7 +8,7 @@ tile simulator, which is said once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,11 +25,6 @@ from .sequences import Packed
 
 NEEDS = ("q", "k", "v", "bias", "score_mod")
 """What `flash_attention_backward` has gradients of."""
-
-repeated: dict[type, Callable[..., Any]] = {}
-"""What answers calls without masks, biases and functions that are like an earlier one, by q's type.
-
-`interop.torch_repeated` comes here once there is such a call."""
 
 
 class Gradients(NamedTuple):
@@ -143,9 +138,12 @@ def flash_attention(
     Dao, "FlashAttention-2", 2023, Algorithm 1.
     """
     plain = key_lengths is mask is bias is alibi_slopes is score_mod is mask_mod is block_mask
-    if plain and mask is None and (answer := repeated.get(type(q))) is not None:
+    if plain and mask is None and hasattr(q, "is_nested"):
+        # An import, as torch.compile would have to watch anything else that it leads to.
+        import flash_numba.interop.torch_repeated as torch_repeated
+
         # fmt: off
-        found = answer(
+        found = torch_repeated.repeated(
             q, k, v, scale, causal, window, softcap, dropout_p, seed,
             kernel, deterministic, return_lse,
         )

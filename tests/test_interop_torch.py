@@ -14,7 +14,7 @@ from public_api import options_of, rounding  # noqa: E402
 from flash_numba import attention, flash_attention, ladder, masks  # noqa: E402
 from flash_numba import reference as ref  # noqa: E402
 from flash_numba.budget import within_budget  # noqa: E402
-from flash_numba.interop import pytorch  # noqa: E402
+from flash_numba.interop import pytorch, torch_repeated  # noqa: E402
 from flash_numba.interop.torch_inputs import seed_tensor  # noqa: E402
 from flash_numba.ladder import NoGpu  # noqa: E402
 from flash_numba.masks import Mask, ScoreMod  # noqa: E402
@@ -363,6 +363,20 @@ def test_compiled_calls_are_one_graph(options, backend):
         torch.autograd.grad(found, (*given, *learned)),
         torch.autograd.grad(expected, (*given, *learned)),
     )
+
+
+def test_compiled_calls_do_without_what_is_known(monkeypatch):
+    def look(*tensors):
+        pytest.fail("a known kind of calls was looked at")
+
+    given = [x.detach() for x in qkv()]
+    expected = flash_attention(*given)
+    numbers = None, False, (None, None), 0.0, "auto", None, False
+    monkeypatch.setattr(torch_repeated, "_known", [torch_repeated._Known(look, *numbers, look)])
+    with pytest.raises(pytest.fail.Exception):
+        flash_attention(*given)
+    compiled = torch.compile(flash_attention, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*given), expected)
 
 
 def test_a_function_made_inside_of_a_compiled_one():

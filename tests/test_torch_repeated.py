@@ -186,6 +186,14 @@ def test_the_latest_kinds_are_known(looked_up):
     assert [known.scale for known in torch_repeated._known] == scales[:0:-1]
 
 
+def test_the_kind_that_was_called_last_is_looked_at_first(looked_up):
+    given = tensors()
+    for scale in (1.0, 2.0, 3.0, 1.0):
+        flash_attention(*given, scale=scale)
+    assert len(looked_up) == 3
+    assert [known.scale for known in torch_repeated._known] == [1.0, 3.0, 2.0]
+
+
 def test_one_tensor_three_times_is_no_kind(looked_up):
     (x, *_) = tensors()
     first, second = (flash_attention(x, x, x) for _ in range(2))

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
-from .. import attention
 from . import torch_pass
 from .torch_autograd import Planned, differentiable
 from .torch_pass import NO_SEED
@@ -129,8 +128,6 @@ def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wish
     numbers = [options[name] for name in ("scale", "causal", "window", "softcap")]
     learns = any(x.requires_grad for x in tensors)
     run = _runner(call, q.get_device(), learns, wishes[-1])
-    # Here and not before: what torch.compile makes of a call stays valid.
-    attention.repeated.update(dict.fromkeys((Tensor, torch.nn.Parameter), repeated))
     _put_first(_Known._make((guard.check, *numbers, *wishes, run)))
 
 
