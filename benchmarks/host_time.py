@@ -72,7 +72,7 @@ def part_calls(before: set) -> dict:
     (backward,) = (call._backward or {}).values()
     return (
         _parts("forward", call._forward_to_o)
-        | _parts("forward with grad", call._forward)
+        | _parts("forward with grad", call.forward_pass)
         | _parts("backward", backward)
     )
 

@@ -371,8 +371,8 @@ def test_compiled_calls_do_without_what_is_known(monkeypatch):
 
     given = [x.detach() for x in qkv()]
     expected = flash_attention(*given)
-    numbers = None, False, (None, None), 0.0, "auto", None, False
-    monkeypatch.setattr(torch_repeated, "_known", [torch_repeated._Known(look, *numbers, look)])
+    kind = None, False, (None, None), 0.0, "auto", None, False, look
+    monkeypatch.setattr(torch_repeated, "_known", [kind])
     with pytest.raises(pytest.fail.Exception):
         flash_attention(*given)
     compiled = torch.compile(flash_attention, fullgraph=True, backend="eager")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .torch_pass import TorchPass
+
 
 class Planned(Protocol):
     """What `torch_eager` keeps of calls of one kind."""
 
-    def on(self, lse: bool) -> Callable[[Iterable[int]], list[Tensor]]:
-        """What makes O, and lse if that is asked for, of q, k and v at addresses."""
-        ...
+    forward_pass: TorchPass
+    """Makes o and lse."""
 
     def backward(self, needs, seed, do, dlse, *saved) -> list[Tensor]:
         """Gradients of those of the tensors that `needs` has True for."""
@@ -45,7 +45,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, made: Made, *tensors):
         ctx.by, return_lse, o, lse = made
-        ctx.to_save = (*tensors, o, lse)  # `save_for_backward` in half its time
+        ctx.to_save = tensors + (o, lse)  # noqa: RUF005  # `save_for_backward` in half its time
         if not return_lse:
             return o
         ctx.set_materialize_grads(False)

@@ -8,7 +8,7 @@ watches or transforms calls (torch.compile, other dispatch modes, functorch) get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -208,6 +208,8 @@ class _Call:
         Whether there is dropout.
     learns : bool
         Whether the score change has a tensor that may get a gradient.
+    forward_pass : TorchPass
+        From `read` to o and lse.
     """
 
     def __init__(self, key, q, k, v, kernel, deterministic, options: dict, packed=None):
@@ -235,8 +237,8 @@ class _Call:
             with posed.place.kind.current(q):
                 return passes.plan_forward(rung, posed.problem, posed.arrays)
 
-        self._forward = self._planned(plan, q, ("forward",))
-        self._forward_to_o = self._forward.without("lse", q)
+        self.forward_pass = self._planned(plan, q, ("forward",))
+        self._forward_to_o = self.forward_pass.without("lse", q)
 
     def _planned(self, plan, like: Tensor, more: tuple) -> TorchPass:
         """A pass from disk or, if it is not there, from `plan`."""
@@ -266,11 +268,7 @@ class _Call:
             _captured.append(self)
         if self.learns:
             tensors = tensors[:-1]
-        return (self._forward if lse else self._forward_to_o)(tensors, seed)
-
-    def on(self, lse: bool) -> Callable[[Iterable[int]], list[Tensor]]:
-        """`forward` of q, k and v at addresses of the current device, without dropout."""
-        return (self._forward if lse else self._forward_to_o).on
+        return (self.forward_pass if lse else self._forward_to_o)(tensors, seed)
 
     def backward(
         self, needs: tuple[bool, ...], seed, do: Tensor, dlse: Tensor | None, *saved: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -38,6 +38,11 @@ def _unread(device: torch.device) -> Tensor:
     return torch.empty(UNREAD, dtype=torch.float32, device=device)
 
 
+def unread(shape: Sequence[int], device: torch.device) -> Tensor | None:
+    """Where an output of this shape goes that nobody reads; None if it has no room there."""
+    return None if math.prod(shape) > UNREAD else _unread(device)
+
+
 class TorchPass:
     """A planned pass on tensors of one device.
 
@@ -46,7 +51,7 @@ class TorchPass:
     planned : Pass
     like : Tensor
         Of that device.
-    unread : str, optional
+    forgets : str, optional
         Name of a float32 output of at most `UNREAD` elements that nobody reads.
 
     Attributes
@@ -57,13 +62,13 @@ class TorchPass:
         The address for the output that nobody reads, which `run` is handed behind theirs.
     """
 
-    def __init__(self, planned: Pass, like: Tensor, unread: str | None = None):
+    def __init__(self, planned: Pass, like: Tensor, forgets: str | None = None):
         self.planned, self.index = planned, like.get_device()
-        made = [x for x in (*planned.outputs, *planned.memory) if x.name != unread]
+        made = [x for x in (*planned.outputs, *planned.memory) if x.name != forgets]
         names = [*planned.inputs, *(x.name for x in made)]
         self.more = ()
-        if unread is not None:
-            names.append(unread)
+        if forgets is not None:
+            names.append(forgets)
             self.more = (_unread(like.device).data_ptr(),)
         self.run = planned.plan.ready((*names, *SEED))
         self.make = [_maker(x.shape, getattr(torch, str(DTYPES[x.dtype]))) for x in made]
@@ -72,18 +77,15 @@ class TorchPass:
     def without(self, name: str, like: Tensor) -> TorchPass:
         """The same pass for a caller who does not read output `name`."""
         (output,) = (x for x in self.planned.outputs if x.name == name)
-        return self if math.prod(output.shape) > UNREAD else TorchPass(self.planned, like, name)
+        fits = unread(output.shape, like.device) is not None
+        return TorchPass(self.planned, like, name) if fits else self
 
     def __call__(self, read: Sequence[Tensor], seed: tuple[int, int]) -> list[Tensor]:
         """Run on the plan's inputs and the current stream."""
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(read, seed)
-        return self.on(map(_address, read), seed)
-
-    def on(self, read: Iterable[int], seed: tuple[int, int] = NO_SEED) -> list[Tensor]:
-        """Run on inputs at these addresses of the current device."""
-        made, addresses = [], [*read]
+        made, addresses = [], [*map(_address, read)]
         for make in self.make:
             tensor = make()
             made.append(tensor)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
+from ..driver import NoContext, enter
 from . import torch_pass
 from .torch_autograd import Planned, differentiable
 from .torch_pass import NO_SEED
@@ -32,31 +33,13 @@ _is_compiling = torch.compiler.is_compiling
 _count_modes = torch._C._len_torch_dispatch_stack
 
 
-class _Known(NamedTuple):
-    """A kind of calls.
+_known: list[tuple] = []
+"""Kinds of calls, the one that was called last first.
 
-    Attributes
-    ----------
-    check : callable
-        Whether three tensors, and the thread's state, are like those of the call that left this.
-    scale, causal, window, softcap, kernel, deterministic, return_lse
-        As that call had them.
-    run : callable
-        ``run(q, k, v)``; None if they are not to be answered here after all.
-    """
-
-    check: Callable[..., bool]
-    scale: Any
-    causal: bool
-    window: tuple
-    softcap: Any
-    kernel: str
-    deterministic: bool | None
-    return_lse: bool
-    run: Callable[[Tensor, Tensor, Tensor], Any]
-
-
-_known: list[_Known] = []
+Of each the scale, causal, window, softcap, kernel, deterministic and return_lse that it has, and
+``run(q, k, v)``, which answers if they, and the thread's state, are like those of the call that left
+this, and else is None. Plain tuples, as those with names are taken apart slowly.
+"""
 _lock = Lock()
 
 
@@ -74,7 +57,7 @@ def repeated(
     if _is_compiling() or type(dropout_p) is not float or dropout_p or seed is not None:
         return None
     for n, known in enumerate(_known):
-        check, its_scale, its_causal, its_window, its_softcap, name, same, lse, run = known
+        its_scale, its_causal, its_window, its_softcap, name, same, lse, run = known
         if (
             causal is its_causal
             and return_lse is lse
@@ -83,17 +66,15 @@ def repeated(
             and (scale is its_scale or (type(scale) is float and scale == its_scale))
             and (softcap is its_softcap or (type(softcap) is float and softcap == its_softcap))
             and (window is its_window or (is_window(window) and window == its_window))
-            # Asked for strides that there are none of, a guard would end the process.
-            and not (q.is_nested or getattr(k, _NESTED, False) or getattr(v, _NESTED, False))
-            and check(q, k, v)
+            and (found := run(q, k, v)) is not None
         ):
             if n:
                 _put_first(known)
-            return run(q, k, v)
+            return found
     return None
 
 
-def _put_first(known: _Known) -> None:
+def _put_first(known: tuple) -> None:
     """Let `known` be looked at before all others."""
     with _lock:
         _known[:] = [known, *(other for other in _known if other is not known)][:LIMIT]
@@ -116,6 +97,7 @@ def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wish
         The caller's kernel, deterministic and return_lse.
     """
     plain = all(options[name] is None for name in _NEVER) and not options["dropout_p"]
+    plain = plain and not call.forward_pass.planned.memory
     if not plain or _make_guard is None or torch.is_autocast_enabled(torch_pass.DEVICE):
         return
     if any(x.data_ptr() & _ALIGNMENT for x in (q, k, v)):
@@ -127,8 +109,8 @@ def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wish
         return
     numbers = [options[name] for name in ("scale", "causal", "window", "softcap")]
     learns = any(x.requires_grad for x in tensors)
-    run = _runner(call, q.get_device(), learns, wishes[-1])
-    _put_first(_Known._make((guard.check, *numbers, *wishes, run)))
+    run = _runner(call, guard.check, q, learns, wishes[-1])
+    _put_first((*numbers, *wishes, run))
 
 
 _NEVER = (
@@ -144,22 +126,37 @@ _NEVER = (
 """Options that must be None."""
 
 
-def _runner(call: Planned, device: int, learns: bool, return_lse: bool) -> Callable:
-    by, with_lse, as_asked = (call, NO_SEED), call.on(True), call.on(return_lse)
+def _runner(call: Planned, check, like: Tensor, learns: bool, return_lse: bool) -> Callable:
+    forward, by, index = call.forward_pass, (call, NO_SEED), like.get_device()
+    make_o, make_lse = forward.make
+    unread = torch_pass.unread(forward.planned.outputs[1].shape, like.device)
 
     def run(q, k, v):
+        # Asked for strides that there are none of, a guard would end the process.
+        if q.is_nested or getattr(k, _NESTED, False) or getattr(v, _NESTED, False):
+            return None
+        if not check(q, k, v):
+            return None
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (
             (at_q | at_k | at_v) & _ALIGNMENT
-            or torch_pass.current_device() != device
+            or torch_pass.current_device() != index
             or _count_modes()
             or forward_ad._current_level >= 0
         ):
             return None
-        at = at_q, at_k, at_v
-        if learns and torch.is_grad_enabled():
-            return differentiable((by, return_lse, *with_lse(at)), q, k, v)
-        found = as_asked(at)
-        return tuple(found) if return_lse else found[0]
+        learn = learns and torch.is_grad_enabled()
+        o = make_o()
+        lse = make_lse() if learn or return_lse or unread is None else unread
+        addresses = at_q, at_k, at_v, o.data_ptr(), lse.data_ptr(), 0, 0  # no seed
+        stream = torch_pass.current_stream(index)
+        try:
+            forward.run(addresses, stream)
+        except NoContext:
+            enter(index)
+            forward.run(addresses, stream)
+        if learn:
+            return differentiable((by, return_lse, o, lse), q, k, v)
+        return (o, lse) if return_lse else o
 
     return run
