@@ -7,6 +7,7 @@ tile simulator, which is said once.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -22,6 +23,12 @@ from .ladder import Gpu, NoGpu
 from .problem import DTYPES
 from .scores import check_differentiable
 from .sequences import Packed
+
+# An import inside of a call costs time, even one that is done already, and a name that is bound
+# later would have torch.compile trace calls again.
+torch_repeated: Any = None
+if "torch" in sys.modules:
+    from .interop import torch_repeated
 
 NEEDS = ("q", "k", "v", "bias", "score_mod")
 """What `flash_attention_backward` has gradients of."""
@@ -139,11 +146,9 @@ def flash_attention(
     """
     plain = key_lengths is mask is bias is alibi_slopes is score_mod is mask_mod is block_mask
     if plain and mask is None and hasattr(q, "is_nested"):
-        # An import, as torch.compile would have to watch anything else that it leads to.
-        import flash_numba.interop.torch_repeated as torch_repeated
-
+        known = torch_repeated or _load_torch_repeated()
         # fmt: off
-        found = torch_repeated.repeated(
+        found = known.repeated(
             q, k, v, scale, causal, window, softcap, dropout_p, seed,
             kernel, deterministic, return_lse,
         )
@@ -174,6 +179,13 @@ def flash_attention(
         options["seed"] = draw_seed()
     o, lse = forward(pose(q, k, v, **options), kernel, deterministic)
     return (o, lse) if return_lse else o
+
+
+def _load_torch_repeated() -> Any:
+    """`interop.torch_repeated` where torch was loaded after this package."""
+    import flash_numba.interop.torch_repeated as module
+
+    return module
 
 
 def standard_attention(q, k, v, **options) -> Any:

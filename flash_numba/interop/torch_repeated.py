@@ -36,9 +36,9 @@ _count_modes = torch._C._len_torch_dispatch_stack
 _known: list[tuple] = []
 """Kinds of calls, the one that was called last first.
 
-Of each the scale, causal, window, softcap, kernel, deterministic and return_lse that it has, and
-``run(q, k, v)``, which answers if they, and the thread's state, are like those of the call that left
-this, and else is None. Plain tuples, as those with names are taken apart slowly.
+Of each its scale, causal, window, softcap, kernel, deterministic and return_lse, and
+``run(q, k, v)``, which answers if they, and the thread's state, are like those of the call that
+left this, and else is None. Plain tuples, as those with names are taken apart slowly.
 """
 _lock = Lock()
 
