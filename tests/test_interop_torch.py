@@ -365,7 +365,8 @@ def test_compiled_calls_are_one_graph(options, backend):
     )
 
 
-def test_compiled_calls_do_without_what_is_known(monkeypatch):
+@pytest.mark.parametrize("torch_first", [False, True])
+def test_compiled_calls_do_without_what_is_known(torch_first, monkeypatch):
     def look(*tensors):
         pytest.fail("a known kind of calls was looked at")
 
@@ -373,6 +374,7 @@ def test_compiled_calls_do_without_what_is_known(monkeypatch):
     expected = flash_attention(*given)
     kind = None, False, (None, None), 0.0, "auto", None, False, look
     monkeypatch.setattr(torch_repeated, "_known", [kind])
+    monkeypatch.setattr(attention, "torch_repeated", torch_repeated if torch_first else None)
     with pytest.raises(pytest.fail.Exception):
         flash_attention(*given)
     compiled = torch.compile(flash_attention, fullgraph=True, backend="eager")

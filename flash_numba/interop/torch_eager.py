@@ -26,7 +26,7 @@ from ..sequences import Packed
 from . import torch_pass
 from .torch_autograd import Made, differentiable
 from .torch_inputs import autocast, learned_tensor, refuse_lost_gradients, seed_tensor
-from .torch_pass import TorchPass
+from .torch_pass import NO_SEED, TorchPass
 from .torch_repeated import is_window, remember
 
 LIMIT = 1024
@@ -80,11 +80,7 @@ def attention(
             _calls[key] = call
     if key is not None and packed is None:
         remember(call, q, k, v, options, (kernel, deterministic, return_lse))
-    seed = (
-        torch_pass.NO_SEED
-        if options["seed"] is None and not call.drops
-        else _words(options["seed"])
-    )
+    seed = NO_SEED if options["seed"] is None and not call.drops else _words(options["seed"])
     tensors = (q, k, v, *(tensor for _, tensor in optional)) if optional else (q, k, v)
     if call.learns:
         tensors += (learned_tensor(options["score_mod"]),)

@@ -32,7 +32,6 @@ _make_guard: Any = getattr(guards, "TensorGuards", None)
 _is_compiling = torch.compiler.is_compiling
 _count_modes = torch._C._len_torch_dispatch_stack
 
-
 _known: list[tuple] = []
 """Kinds of calls, the one that was called last first.
 
@@ -127,6 +126,7 @@ _NEVER = (
 
 
 def _runner(call: Planned, check, like: Tensor, learns: bool, return_lse: bool) -> Callable:
+    """``run(q, k, v)``: a whole call in one function, as each that is entered costs time."""
     forward, by, index = call.forward_pass, (call, NO_SEED), like.get_device()
     make_o, make_lse = forward.make
     unread = torch_pass.unread(forward.planned.outputs[1].shape, like.device)
