@@ -24,7 +24,6 @@ class Mistake(NamedTuple):
     named: str
 
 
-TURN = "while load_acquire(Turns, (batch, head, {})) != turn:\n"
 MISTAKES = {
     "sum not rescaled": Mistake(
         "device/online_softmax.py",
@@ -57,7 +56,7 @@ MISTAKES = {
     ),
     "tensor_core's turn not awaited": Mistake(
         "device/turns.py",
-        TURN.format("block"),
+        "while load_acquire(Turns, (batch, head, block)) != turn:\n",
         "while False:\n",
         "test_tensor_core_gpu.py",
         "test_backward_repeats_bit_for_bit and 64 and True",
@@ -71,8 +70,8 @@ MISTAKES = {
     ),
     "hopper's turn not awaited": Mistake(
         "kernels/hopper_backward_turns.py",
-        TURN.format("place"),
-        "while False:\n",
+        "found = types.int32(load_acquire(Turns, at) == turn)",
+        "found = types.int32(1)",
         "test_hopper_backward_gpu.py",
         "test_the_same_bits_every_time and 64 and True",
     ),

@@ -16,6 +16,10 @@ FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {128: 1.0, 96: 1.1}}
 KEYS_AT_ONCE = 4096
 """Keys of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
 
+IN_L2 = 32 << 20
+"""Bytes of Q, dO and dQ's sums that L2 keeps. Under a mask key tiles of a head are at queries far
+apart, so that whole heads must stay there."""
+
 
 class HopperBackwardTiles(NamedTuple):
     """How a block of one producer and two consumer warpgroups of 64 keys each works.
@@ -36,6 +40,8 @@ class HopperBackwardTiles(NamedTuple):
     stages: int = 2
 
     warpgroups, tile_n, threads, panel = 2, 128, 384, 64
+    asks_ahead = True
+    """Whether keepers of turns ask for the next one while a consumer adds."""
     ds_places = 3
     """Tiles of dS in shared memory: one that is written, and two that may still be read."""
 
@@ -126,6 +132,7 @@ class WideBackwardTiles(NamedTuple):
 
     tile_m, tile_n, threads = 64, 64, 384
     registers = 24, 240
+    asks_ahead = False
     ds_places = 2
     """Tiles of dS in shared memory: one that is written, and one that may still be read."""
 
@@ -225,5 +232,11 @@ def heads_at_once(problem: Problem, tile_n: int, blocks: int) -> int:
     heads = problem.batch * problem.num_kv_heads
     key_tiles = ceil_div(problem.seqlen_k, tile_n)
     most = ceil_div(blocks, max(1, min(key_tiles, KEYS_AT_ONCE // tile_n)))
+    if not is_masked(problem):
+        return most
+    if max(problem.head_dim, problem.head_dim_v) <= NARROW:
+        row_bytes = (2 + 4) * problem.head_dim + 2 * problem.head_dim_v
+        fit = IN_L2 // max(1, problem.group * problem.seqlen_q * row_bytes)
+        most = min(most, max(fit, ceil_div(blocks, max(1, key_tiles))))
     even = [count for count in range(most, most // 2, -1) if heads % count == 0]
-    return even[0] if even and is_masked(problem) else most
+    return even[0] if even else most

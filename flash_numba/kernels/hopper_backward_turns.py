@@ -13,9 +13,19 @@ from functools import cache
 from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
 from ..device.hopper.warpgroups import named_arrive, named_sync
 from ..device.numba_cuda import cuda, room, types
+from ..device.online_softmax import ALL_LANES
 from ..device.ptx import load_acquire, store_release
 from ..device.unroll import unroll_none
-from .hopper_backward_producer import BATCH, BLOCK, END, HEAD, M_BLOCK, TURN, make_slot_of
+from .hopper_backward_producer import (
+    BATCH,
+    BLOCK,
+    END,
+    HEAD,
+    M_BLOCK,
+    NOTHING,
+    TURN,
+    make_slot_of,
+)
 from .hopper_backward_tiles import BackwardTiles
 from .hopper_producer import make_next_stage
 
@@ -31,35 +41,67 @@ def make_keep_turns(tiles: BackwardTiles):
 
     `Turns` (batch, num_heads, 2 * query tiles) int32, zero at the launch, says how many key tiles
     have added to either consumer's part of a query tile's dQ.
+
+    A round trip to L2 and a fence take as long as a step. So if it ``asks_ahead``, the keeper asks
+    for the next turn while the consumer still adds, and if that has come lets it begin before this
+    one is passed on. Where turns come just when they are wanted the question would delay that.
     """
+    ahead = tiles.asks_ahead
     q_here, q_done = tiles.barriers["q"], tiles.barriers["q done"]
     next_stage, slot_of = make_next_stage(tiles.stages), make_slot_of(tiles.stages)
 
     @room
+    def has_come(Turns, at, turn, lane):
+        """Whether it is this turn; lane 0 asks, all know."""
+        found = types.int32(0)
+        if lane == 0:
+            found = types.int32(load_acquire(Turns, at) == turn)
+        return cuda.shfl_sync(ALL_LANES, found, 0) != 0
+
+    @room
+    def pass_on(Turns, at, turn, lane):
+        if lane == 0:
+            store_release(Turns, at, turn + 1)
+        cuda.syncwarp()
+
+    @room
     def keep_turns(sSteps, sBlocks, bars, Turns, w, lane):
-        stage = phase = types.int32(0)
+        stage = phase = batch = head = place = types.int32(0)
+        turn, nobodys = types.int32(-1), types.int32(-1)
         barrier_wait(bars, q_here, 0)
         step = sSteps[0]
         while step[M_BLOCK] != END:
             unroll_none()
-            batch, head, m_block = sBlocks[step[BLOCK], BATCH], step[HEAD], step[M_BLOCK]
-            place, turn = types.int32(2 * m_block + w), step[TURN]
+            following = sBlocks[step[BLOCK], BATCH], step[HEAD], types.int32(2 * step[M_BLOCK] + w)
+            following_turn, some = step[TURN], step[M_BLOCK] != NOTHING
             cuda.syncwarp()
             if lane == 0:
                 barrier_arrive(bars, q_done + stage)
-            if m_block >= 0:
-                if lane == 0:
-                    while load_acquire(Turns, (batch, head, place)) != turn:
+            if some:
+                come = False
+                if ahead:
+                    come = has_come(Turns, following, following_turn, lane)
+                    if turn != nobodys:
+                        named_sync(types.int32(ADDED + w), BOTH)
+                    if come:
+                        named_arrive(types.int32(MAY_ADD + w), BOTH)
+                    if turn != nobodys:
+                        pass_on(Turns, (batch, head, place), turn, lane)
+                    batch, head, place = following
+                    turn = following_turn
+                if not come:
+                    while not has_come(Turns, following, following_turn, lane):
                         pass
-                cuda.syncwarp()
-                named_arrive(types.int32(MAY_ADD + w), BOTH)
-                named_sync(types.int32(ADDED + w), BOTH)
-                if lane == 0:
-                    store_release(Turns, (batch, head, place), turn + 1)
-                cuda.syncwarp()
+                    named_arrive(types.int32(MAY_ADD + w), BOTH)
+                if not ahead:
+                    named_sync(types.int32(ADDED + w), BOTH)
+                    pass_on(Turns, following, following_turn, lane)
             stage, phase = next_stage(stage, phase)
             barrier_wait(bars, q_here + stage, phase)
             step = sSteps[slot_of(stage, phase)]
+        if turn != nobodys:
+            named_sync(types.int32(ADDED + w), BOTH)
+            pass_on(Turns, (batch, head, place), turn, lane)
 
     return keep_turns
 
