@@ -20,9 +20,13 @@ from simulator.bench import gpu
 ROOT = Path(__file__).parents[1]
 
 
-def summary(report: Path) -> dict:
-    """Counts of a JUnit report, the tests that failed, and why others were skipped."""
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+SLOW = "test_mutations_gpu.py"
+"""Its tests start processes that compile all anew, minutes each: a pytest of its own runs them."""
+
+
+def summary(*suites: ElementTree.Element) -> dict:
+    """Counts of JUnit suites, the tests that failed, and why others were skipped."""
+    cases = [case for suite in suites for case in suite.iter("testcase")]
     outcomes = {"failed": ("failure", "error"), "skipped": ("skipped",)}
     of_kind = {
         name: [case for case in cases if any(case.find(tag) is not None for tag in tags)]
@@ -44,15 +48,26 @@ def files() -> list[str]:
     return [str(path) for path in tests if "pytest.mark.gpu" in path.read_text()]
 
 
-def run(options: list[str]) -> tuple[int, dict]:
-    """Exit code of pytest, and the summary with the seconds it took."""
+def run(*options: list[str]) -> tuple[int, dict]:
+    """Run pytests at once, one with each of `options`.
+
+    Returns
+    -------
+    tuple[int, dict]
+        The highest of their exit codes, and the summary of all with the seconds of the longest.
+    """
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # workers are on all cores
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
-        code = subprocess.run(command, check=False, env=os.environ | threads).returncode
-        (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
-        return code, summary(report) | {"seconds": float(suite.get("time", "nan"))}
+        reports = [Path(folder, f"{number}.xml") for number in range(len(options))]
+        commands = [
+            [sys.executable, "-m", "pytest", f"--junitxml={report}", *own]
+            for report, own in zip(reports, options, strict=True)
+        ]
+        running = [subprocess.Popen(command, env=os.environ | threads) for command in commands]
+        code = max([one.wait() for one in running])
+        suites = [next(ElementTree.parse(report).getroot().iter("testsuite")) for report in reports]
+    seconds = max(float(suite.get("time", "nan")) for suite in suites)
+    return code, summary(*suites) | {"seconds": seconds}
 
 
 def commit() -> str:
@@ -94,7 +109,10 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    code, found = run(["-m", "gpu", *files(), *options.pytest])
+    slow = str(ROOT / "tests" / SLOW)
+    others = [path for path in files() if path != slow]
+    on_gpu = ["-m", "gpu"]
+    code, found = run([*on_gpu, *others, *options.pytest], [*on_gpu, slow, "-n", "7"])
     found = {"machine": machine, "commit": options.commit or commit(), "exit_code": code, **found}
     options.path.write_text(json.dumps(found, indent=1) + "\n")
     return code

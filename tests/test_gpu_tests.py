@@ -48,13 +48,15 @@ def program() -> Any:
 
 def test_counts_are_those_of_the_run(program, tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "test_beside.py").write_text("def test_also_good(): pass")
+    common = ["-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
     code, found = program.run(
-        [str(tmp_path), "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+        [str(tmp_path / "test_it.py"), *common], [str(tmp_path / "test_beside.py"), *common]
     )
     assert code == 1
     assert found.pop("seconds") > 0
     assert found == {
-        "passed": 3,
+        "passed": 4,
         "failed": 2,
         "skipped": 1,
         "failures": ["test_it::test_bad", "test_it::test_error"],
@@ -113,3 +115,4 @@ def test_all_tests_for_a_gpu_are_in_the_files_that_are_run(program):
     folder = ROOT / "tests"
     marked = {path for path in folder.rglob("*.py") if "mark.gpu" in path.read_text()}
     assert marked - {Path(__file__)} == set(map(Path, program.files())) - {Path(__file__)}
+    assert str(folder / program.SLOW) in program.files()

@@ -97,7 +97,7 @@ def test_a_mistake_in_a_kernel_fails_on_a_gpu(mistake, tmp_path):
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tmp_path), env.get("PYTHONPATH"))))
     env["FLASH_NUMBA_CACHE"] = str(tmp_path / "cache")
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
     )
     if "skipped" in done.stdout and done.returncode == 0:
         pytest.skip("this GPU does not run that rung")
