@@ -104,12 +104,6 @@ def test_fragments_of_q_in_registers_change_nothing():
     assert all(np.array_equal(again[name], kept[name]) for name in again)
 
 
-def test_a_warp_number_told_by_lane_0_changes_nothing():
-    problem, q, k, v, _ = random_problem(**CASES["D64-causal-gqa"])
-    again, told = (forward(problem, q, k, v, uniform=told)[0] for told in (False, True))
-    assert all(np.array_equal(again[name], told[name]) for name in again)
-
-
 @pytest.mark.parametrize("sizes", [(2, 2, 16), (1, 4, 64), (2, 2, 32)], ids=str)
 def test_other_tiles(sizes):
     problem, q, k, v, _ = random_problem(**CASES["D64-causal-gqa"])

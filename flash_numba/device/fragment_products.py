@@ -267,16 +267,24 @@ def make_pack_weights(dtype: str, row_blocks: int, tile_n: int, ampere: bool = T
 
 
 @cache
-def make_share_rows(dtype: str, row_blocks: int, depth: int, pitch: int, ampere: bool = True):
+def make_share_rows(
+    dtype: str,
+    row_blocks: int,
+    depth: int,
+    pitch: int,
+    ampere: bool = True,
+    one_place: bool = False,
+):
     """Room ``share_rows(shared, at, rC, lane)``: a warp's C, rounded, as rows of a swizzled tile.
 
     `at` is where the warp's first row begins; its lanes may read the rows after
-    ``cuda.syncwarp()``.
+    ``cuda.syncwarp()``. With `one_place` (see `swizzled_copies.make_load_tile`) a lane computes
+    the places of its first row only.
     """
     _, pack = make_mma(dtype, ampere)
 
     @room
-    def share_rows(shared, at, rC, lane):
+    def share_each(shared, at, rC, lane):
         for i in range(2 * row_blocks):
             unroll_full()
             for j in range(0, depth // 4, 2):
@@ -284,4 +292,13 @@ def make_share_rows(dtype: str, row_blocks: int, depth: int, pitch: int, ampere:
                 row, column = lane // 4 + 8 * i, 4 * j + lane % 4 * 2
                 store_word(shared, at + swizzled(row, column, pitch), pack(rC[i, j], rC[i, j + 1]))
 
-    return share_rows
+    @room
+    def share_from_one_place(shared, at, rC, lane):
+        for j in range(0, depth // 4, 2):
+            unroll_full()
+            place = at + swizzled(lane // 4, 4 * j + lane % 4 * 2, pitch)
+            for i in range(2 * row_blocks):
+                unroll_full()
+                store_word(shared, place + 8 * i * pitch, pack(rC[i, j], rC[i, j + 1]))
+
+    return share_from_one_place if one_place else share_each

@@ -5,12 +5,11 @@ References
 Dao, "FlashAttention-2", 2023, Algorithm 1, lines 8 to 10; see `online_softmax` for the fp32 rungs'.
 """
 
-import math
 from functools import cache
 
 from .numba_cuda import cuda, room, types
-from .online_softmax import ALL_LANES, LOWEST, ROUNDED_THRESHOLD
-from .ptx import exp2, larger
+from .online_softmax import ALL_LANES, LN_2, LOWEST, ROUNDED_THRESHOLD
+from .ptx import exp2, larger, log2, reciprocal
 from .unroll import unroll_full
 
 EXACT_BELOW = 1024.0
@@ -128,10 +127,10 @@ def make_fragment_softmax(
         for i in range(tile_rows):
             unroll_full()
             z = total_of_quad(row_sum[i])
-            inverse = types.float32(1) / (z if z != 0 else types.float32(1))
+            inverse = reciprocal(z if z != 0 else types.float32(1))
             for c in range(out_columns):
                 unroll_full()
                 acc_o[i, c] *= inverse
-            rLse[i] = row_max[i] * scale + math.log(z)
+            rLse[i] = row_max[i] * scale + log2(z) * types.float32(LN_2)
 
     return start, update, finish

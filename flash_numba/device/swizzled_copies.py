@@ -3,7 +3,7 @@
 from functools import cache
 
 from .fragment_products import CHUNK, swizzled
-from .numba_cuda import room, types
+from .numba_cuda import cuda, room, types
 from .ptx_copies import copy16_async, copy_commit, copy_wait_group
 from .ptx_words import load_words4, load_words4_global, store_words4, store_words4_global
 from .unroll import unroll_full
@@ -21,6 +21,7 @@ def make_load_tile(
     chunks: bool,
     pitch: int,
     asynchronous: bool = True,
+    one_place: bool = False,
 ):
     """Room ``load_tile(shared, at, gX, first_row, row_stop, tid)``: a tile, from index `at` on.
 
@@ -40,6 +41,10 @@ def make_load_tile(
         Elements from one row of the tile to the next.
     asynchronous : bool
         Of chunks, only start the copies (``cp.async``, cc 8.0): `make_arrivals`.
+    one_place : bool
+        A thread computes where its first row lies; the others, a multiple of 8 rows below, where
+        the swizzle is the same, are constants from there. Else it computes where each lies, which
+        takes instructions in place of a register: the gradients' kernels have none left.
 
     Notes
     -----
@@ -47,28 +52,29 @@ def make_load_tile(
     zeros.
     """
     rows_at_once = threads // LANES
-    if rows % rows_at_once:
+    if rows % rows_at_once or (one_place and rows_at_once % CHUNK):
         raise ValueError(
-            f"rows must be a multiple of threads / {LANES}, got rows={rows} and threads={threads}"
+            f"rows must be a multiple of threads / {LANES}, and that one of 8 where there is one "
+            f"place, got rows={rows} and threads={threads}"
         )
 
     @room
-    def copy_chunk(shared, to, gX, row, column, row_stop):
+    def copy_chunk(shared, to, gX, row, column, valid):
         if chunks and asynchronous:
-            copy16_async(shared, to, gX, (row, column), (row < row_stop) & (column < columns))
+            copy16_async(shared, to, gX, (row, column), valid & (column < columns))
         elif chunks:
             words = (types.uint32(0), types.uint32(0), types.uint32(0), types.uint32(0))
-            if (row < row_stop) & (column < columns):
+            if valid & (column < columns):
                 words = load_words4_global(gX, (row, column))
             store_words4(shared, to, words)
         else:
             for e in range(CHUNK):
                 unroll_full()
-                inside = (row < row_stop) & (column + e < columns)
+                inside = valid & (column + e < columns)
                 shared[to + e] = gX[row, column + e] if inside else 0
 
     @room
-    def load_tile(shared, at, gX, first_row, row_stop, tid):
+    def load_each(shared, at, gX, first_row, row_stop, tid):
         lane = tid % LANES * CHUNK
         for p in range(rows // rows_at_once):
             unroll_full()
@@ -76,10 +82,23 @@ def make_load_tile(
             for c in range(0, depth, 64):
                 unroll_full()
                 if c + 64 <= depth or c + lane < depth:
-                    to = at + swizzled(row, c + lane, pitch)
-                    copy_chunk(shared, to, gX, types.int32(first_row + row), c + lane, row_stop)
+                    to, from_row = at + swizzled(row, c + lane, pitch), types.int32(first_row + row)
+                    copy_chunk(shared, to, gX, from_row, c + lane, from_row < row_stop)
 
-    return load_tile
+    @room
+    def load_from_one_place(shared, at, gX, first_row, row_stop, tid):
+        own_row, lane = types.int32(tid // LANES), tid % LANES * CHUNK
+        place, from_row = at + swizzled(own_row, lane, pitch), types.int64(first_row) + own_row
+        left = types.int32(types.int32(row_stop) - types.int32(first_row) - own_row)
+        for p in range(0, rows, rows_at_once):
+            unroll_full()
+            for c in range(0, depth, 64):
+                unroll_full()
+                if c + 64 <= depth or c + lane < depth:
+                    to = place + (p * pitch + c)
+                    copy_chunk(shared, to, gX, from_row + p, c + lane, p < left)
+
+    return load_from_one_place if one_place else load_each
 
 
 @cache
@@ -104,7 +123,7 @@ def make_arrivals(asynchronous: bool, pending: int = 0):
 
 
 @cache
-def make_store_tile(columns: int, rows: int, pitch: int, chunks: bool):
+def make_store_tile(columns: int, rows: int, pitch: int, chunks: bool, at_once: bool = False):
     """Room ``store_tile(gX, first_row, row_stop, shared, at, lane)``: a warp's rows to memory.
 
     Parameters
@@ -117,11 +136,39 @@ def make_store_tile(columns: int, rows: int, pitch: int, chunks: bool):
         Of the swizzled tile, whose row `first_row` begins at index `at`.
     chunks : bool
         As for `make_load_tile`; 16-byte stores.
+    at_once : bool
+        Of chunks, read all from shared memory before the first is stored, in registers.
 
     Notes
     -----
     Writes each valid element once.
     """
+    steps, across = rows // 4, -(-columns // 64)
+    shape = (steps, across, 4)
+
+    @room
+    def store_at_once(gX, first_row, row_stop, shared, at, lane):
+        words = cuda.local.array(shape, types.uint32)
+        own_row, column = lane // LANES, lane % LANES * CHUNK
+        even = at + swizzled(own_row, column, pitch)
+        odd = at + swizzled(own_row + 4, column, pitch)
+        for p in range(steps):
+            unroll_full()
+            place = (odd if p % 2 else even) + p // 2 * 8 * pitch
+            for c in range(across):
+                unroll_full()
+                if 64 * c + 64 <= columns or 64 * c + column < columns:
+                    four = load_words4(shared, place + 64 * c)
+                    words[p, c, 0], words[p, c, 1], words[p, c, 2], words[p, c, 3] = four
+        to_row = types.int64(first_row) + own_row
+        left = types.int32(types.int32(row_stop) - types.int32(first_row) - own_row)
+        for p in range(steps):
+            unroll_full()
+            for c in range(across):
+                unroll_full()
+                if 4 * p < left and 64 * c + column < columns:
+                    four = (words[p, c, 0], words[p, c, 1], words[p, c, 2], words[p, c, 3])
+                    store_words4_global(gX, (to_row + 4 * p, 64 * c + column), four)
 
     @room
     def store_tile(gX, first_row, row_stop, shared, at, lane):
@@ -142,4 +189,4 @@ def make_store_tile(columns: int, rows: int, pitch: int, chunks: bool):
                             if column + e < columns:
                                 gX[first_row + row, column + e] = shared[place + e]
 
-    return store_tile
+    return store_at_once if at_once and chunks else store_tile

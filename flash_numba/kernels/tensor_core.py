@@ -88,7 +88,7 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     kept, steps = tiles.q_in_registers, depth // 16 if tiles.q_in_registers else 1
     p_shape, a_shape = (tile_n // 16, blocks, 4), (steps, blocks, 4)
 
-    agreed = make_agreed(tiles.uniform or packed)
+    agreed = make_agreed(True)
     work_of = make_work_of(packed, spec.has_lengths, spec.key_range is None)
     own_aux = make_own_aux(packed, spec.keep, spec.key_range)
     spec = spec.of_one_sequence()
@@ -96,9 +96,9 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
     copies, product = (threads, spec.vectors), (spec.dtype, blocks, tile_n)
-    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch_q, ampere)
-    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere)
-    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere)
+    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch_q, ampere, True)
+    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere, True)
+    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere, True)
     commit, arrive = make_arrivals(spec.vectors and ampere)
     read_q = make_read_rows(blocks, depth, pitch_q)
     scores = make_multiply_transposed(*product, depth, pitch_q, pitch, kept, ampere)
@@ -113,8 +113,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     drop_weights = make_drop_weights(spec.has_dropout, rows, columns, False, True)
     pack_weights = make_pack_weights(*product, ampere)
     add_product = make_multiply_add(*product, depth_v, pitch_v, ampere)
-    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q, ampere)
-    store_o = make_store_tile(spec.head_dim_v, warp_m, pitch_q, spec.vectors)
+    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q, ampere, True)
+    store_o = make_store_tile(spec.head_dim_v, warp_m, pitch_q, spec.vectors, True)
 
     @kernel(threads, tiles.blocks_per_sm)
     def tensor_core_forward(
@@ -133,11 +133,15 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         visit = narrowed(
             key_tiles(m_block, batch, head, seqlen_q, seqlen_k, tile_m, tile_n, range_aux)
         )
-        if packed:
-            visit = whole_tiles(visit, seqlen_k, tile_n)
-        group = types.uint32(types.uint32(num_heads) // types.uint32(K.shape[2]))
-        kv_head = types.int32(types.uint32(head) // group)
-        gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
+        visit = whole_tiles(visit, seqlen_k, tile_n)
+        # Numbers that have no sign need no look whether they count from the end.
+        at_batch, at_head, kv_head = types.uint32(batch), types.uint32(head), types.uint32(head)
+        kv_heads = types.uint32(K.shape[2])
+        if kv_heads != types.uint32(num_heads):  # divisions take long
+            kv_head = types.uint32(at_head // types.uint32(types.uint32(num_heads) // kv_heads))
+        gQ, gO = Q[at_batch, :, at_head], O[at_batch, :, at_head]
+        gK, gV = K[at_batch, :, kv_head], V[at_batch, :, kv_head]
+        end_q, end_k = types.int32(begin_q + seqlen_q), types.int32(begin_k + seqlen_k)
         warp_q = types.int32(m_block * tile_m + warp * warp_m)
         first_q = types.int32(warp_q + lane // 4)
 
@@ -154,10 +158,9 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         start(row_max, row_sum, acc_o)
         n_block = types.int32(next_key_tile(visit.start, visit.stop, m_block, batch, head, listed))
         if n_block < visit.stop:
-            gQ = Q[batch, begin_q:, head]
-            load_q(memory, 0, gQ, m_block * tile_m, seqlen_q, tid)
-            load_k(memory, k_at, gK, n_block * tile_n, seqlen_k, tid)
-            load_v(memory, v_from, gV, n_block * tile_n, seqlen_k, tid)
+            load_q(memory, 0, gQ, begin_q + m_block * tile_m, end_q, tid)
+            load_k(memory, k_at, gK, begin_k + n_block * tile_n, end_k, tid)
+            load_v(memory, v_from, gV, begin_k + n_block * tile_n, end_k, tid)
             commit()
             if kept:
                 arrive()
@@ -175,17 +178,17 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
                 next_key_tile(n_block + 1, visit.stop, m_block, batch, head, listed)
             )
             goes_on = following < visit.stop
-            if goes_on:
-                other = 1 - stage
-                load_k(memory, k_at + other * stage_k, gK, following * tile_n, seqlen_k, tid)
-                load_v(memory, v_from + other * stage_v, gV, following * tile_n, seqlen_k, tid)
-            commit()
             partial = (n_block < visit.full_start) | (n_block >= visit.full_stop)
             partial |= listed_partial(n_block, m_block, batch, head, listed)
-            if not packed:
-                partial |= (n_block + 1) * tile_n > seqlen_k
-            if not partial or sees_tile(warp_q, n_block, seqlen_q, batch, head, range_aux):
+            sees = not partial or sees_tile(warp_q, n_block, seqlen_q, batch, head, range_aux)
+            if sees:
                 scores(rS, rQ, memory, q_lane, k_lane + stage * stage_k)
+            if goes_on:  # not before: the operands of scores would queue behind these copies
+                other, first = 1 - stage, begin_k + following * tile_n
+                load_k(memory, k_at + other * stage_k, gK, first, end_k, tid)
+                load_v(memory, v_from + other * stage_v, gV, first, end_k, tid)
+            commit()
+            if sees:
                 first_k = n_block * tile_n + lane % 4 * 2
                 scale_scores(rS, scale)
                 change_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, score_aux)
@@ -206,12 +209,12 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
         cuda.syncwarp()
         share_o(memory, o_at, acc_o, lane)
         cuda.syncwarp()
-        store_o(O[batch, begin_q:, head], warp_q, row_stop, memory, o_at, lane)
-        gLSE = LSE[batch, head, begin_q:]
+        store_o(gO, begin_q + warp_q, begin_q + row_stop, memory, o_at, lane)
+        gLSE = LSE[at_batch, at_head]
         for i in range(rows):
             unroll_full()
             if lane % 4 == 0 and first_q + 8 * i < row_stop:
-                gLSE[first_q + 8 * i] = rLse[i]
+                gLSE[types.uint32(begin_q + first_q + 8 * i)] = rLse[i]
 
     return tensor_core_forward
 

@@ -27,8 +27,6 @@ class TensorTiles(NamedTuple):
         A warp keeps its rows of Q; else it reads them again for every tile.
     ampere : bool
         The GPU has cc 8.0: asynchronous copies, and products 16 deep. Else products are 8 deep.
-    uniform : bool
-        The compiler is told that a warp's threads agree on its number (`schedule.make_agreed`).
     """
 
     depth: int
@@ -39,7 +37,6 @@ class TensorTiles(NamedTuple):
     blocks_per_sm: int = 2
     q_in_registers: bool = False
     ampere: bool = True
-    uniform: bool = False
 
     @property
     def threads(self) -> int:
@@ -90,7 +87,7 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     """
     depths = padded_depths(spec)
     widest = max(depths)
-    # row_blocks, warps, tile_n, blocks_per_sm, q_in_registers, ampere, uniform. Up to head_dim 128,
+    # row_blocks, warps, tile_n, blocks_per_sm, q_in_registers. Up to head_dim 128,
     # 128 rows, 32 a warp, are the fastest of benchmarks/tile_sizes.py; where registers are left,
     # twice the keys a tile mean half the votes and barriers.
     choices: list = [(1, 8, 32, 1), (1, 4, 32, 1), (1, 4, 16, 1)]
@@ -99,7 +96,7 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     else:
         choices = [(2, 4, 64, 2), (2, 8, 64, 1), (1, 8, 64, 1), *choices]
     if widest <= 64 and not is_busy(spec):
-        choices.insert(0, (2, 4, 128, 2, False, True, True))
+        choices.insert(0, (2, 4, 128, 2))
     tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
     return first_that_fits(spec, tiles, shared_bytes)
 
