@@ -22,7 +22,7 @@ from bug_zoo import empty, vector
 from numba import cuda, float32
 
 from flash_numba.device.hopper.warpgroups import named_arrive, named_sync
-from simulator.threads import trace
+from simulator.threads import advice, trace
 from simulator.threads.passes import copy_sectors, passes, sectors
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -272,9 +272,9 @@ def barriers_by_number(y, turns):
             named_sync(1, 64)
         elif warp == 2:
             named_arrive(2, 64)
-            named_sync(3, 64)
         else:
             named_sync(2, 64)
+        if warp >= 2:
             named_sync(3, 64)
     cuda.syncthreads()
     y[cuda.grid(1)] = 1
@@ -289,3 +289,30 @@ def test_barriers_by_number_are_counted_when_they_open():
     sampled = trace(barriers_by_number, blocks="representative")[3, 128](empty(384), 5)
     assert sampled.barriers_of == report.barriers_of
     assert sampled.blocks == 2
+
+
+@cuda.jit
+def turns_of_lanes(x, n):
+    s = cuda.shared.array(1024, float32)
+    i = cuda.threadIdx.x
+    s[i], s[32 * i] = 0, 0
+    cuda.syncthreads()
+    cuda.atomic.add(x, 0, float32(1))
+    cuda.atomic.add(x, i, float32(1))
+    cuda.atomic.add(n, i // 4, 1)
+    cuda.atomic.add(s, 0, float32(1))
+    cuda.atomic.add(s, 32 * i, float32(1))
+
+
+def test_atomic_operations_of_lanes_at_one_address_take_turns():
+    x, n = np.zeros(32, np.float32), np.zeros(8, np.int32)
+    report = trace(turns_of_lanes, check=False)[1, 32](x, n)
+    found = {
+        one.site.place.text: (one.count.passes, one.count.conflicts, one.count.sectors)
+        for one in report.entries
+        if one.site.operation == "atomic"
+    }
+    assert list(found.values()) == [(32, 31, 1), (1, 0, 4), (4, 3, 1), (32, 31, 0), (32, 31, 0)]
+    remarks = [one for one in advice(report) if one.startswith("serialised: ")]
+    assert len(remarks) == 4
+    assert "updates x in 32.0 turns an instruction" in str(report)

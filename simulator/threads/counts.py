@@ -10,8 +10,8 @@ import numpy as np
 from .arrays import Memory
 from .errors import Place
 from .grouping import INACTIVE, Instructions
-from .log import LOAD, NOWHERE, STORE, Log
-from .passes import SECTOR_BYTES, copy_sectors, distinct, passes, sectors
+from .log import ATOMIC, LOAD, NOWHERE, STORE, Log
+from .passes import BANK_BYTES, BANKS, SECTOR_BYTES, copy_sectors, distinct, passes, sectors, turns
 
 
 @dataclass
@@ -31,7 +31,8 @@ class Count:
     passes, conflicts : int
         Passes over shared memory ("wavefronts"), and those of them that bank conflicts cost. Of
         constant memory, the different addresses that an instruction asks for, one after another,
-        and those of them beyond the first.
+        and those of them beyond the first. Of atomic operations, the most lanes that ask for one
+        address (in shared memory: one bank), which take turns, and those beyond the first.
     partial : int
         Instructions in which not all lanes of the warp take part.
     counted_sectors : int
@@ -146,6 +147,7 @@ class Counter:
             for stores in (False, True):
                 rows = np.flatnonzero(shared & (store == stores) & (sizes == size))
                 table[5, rows], table[6, rows] = passes(addresses[rows], int(size), stores)
+        self._take_turns(table, codes, addresses, shared)
         table[5:7, shared & self._bypasses(codes)] = 0
         table[7] = active < lanes_of_warp[warps]
         table[8] = np.where(counted[some] >= 0, counted[some], table[3])
@@ -165,6 +167,16 @@ class Counter:
         for one in np.unique(keys * len(lanes_of_warp) + warps).tolist():
             key, warp = divmod(one, len(lanes_of_warp))
             self.warps.setdefault(divmod(key, len(self.memories)), set()).add(warp)
+
+    def _take_turns(self, table, codes, addresses, shared) -> None:
+        """Atomic operations of lanes at one address are done one after another."""
+        atomic = np.array([bool(site and site.operation == ATOMIC) for site in self.log.sites])
+        rows = np.flatnonzero(atomic[codes])
+        if len(rows):
+            banks = np.where(addresses < 0, -1, addresses // BANK_BYTES % BANKS)
+            places = np.where(shared[rows, None], banks[rows], addresses[rows])
+            table[5, rows] = turns(places)
+            table[6, rows] = table[5, rows] - 1
 
     def add_moved(self, moved: dict) -> None:
         """Sectors of bulk copies, by (code, memory) of accesses that were added."""

@@ -75,6 +75,16 @@ def _most_in_a_bank(words: np.ndarray) -> np.ndarray:
     return counts.reshape(len(words), BANKS).max(axis=1)
 
 
+def turns(places: np.ndarray) -> np.ndarray:
+    """Most lanes of each row that want one place, negative where a lane takes no part."""
+    ordered = np.sort(places, axis=1)
+    longest = np.ones(len(ordered), np.int64)
+    for lanes in range(1, ordered.shape[1]):
+        same = (ordered[:, lanes:] == ordered[:, :-lanes]) & (ordered[:, lanes:] >= 0)
+        longest += same.any(axis=1)
+    return longest
+
+
 def _agree(addresses: np.ndarray, bit: int) -> np.ndarray:
     """Whether every lane of a row wants what lane ^ bit wants (or either takes no part)."""
     lanes = np.arange(addresses.shape[1])

@@ -13,6 +13,7 @@ from rich.text import Text
 from .configuration import MOST_STATIC_BYTES
 from .errors import Place
 from .grouping import LANES
+from .log import ATOMIC
 from .passes import BANK_BYTES, BANKS, SECTOR_BYTES, distinct, passes, sectors
 from .report import ARBITRATION, SHARED_CONFLICTS, SHARED_PASSES, Entry, Report
 
@@ -119,6 +120,11 @@ def _remark(entry: Entry) -> tuple[int, str] | None:
     if entry.memory.space == "constant":
         text = f"constant memory: {line} asks {name} for {count.passes / each:.1f} addresses an "
         return count.conflicts, text + "instruction, one after another"
+    if entry.site.operation == ATOMIC:
+        text = (
+            f"serialised: {line} updates {name} in {count.passes / each:.1f} turns an instruction"
+        )
+        return count.conflicts, text + ", for lanes that share an address or a bank"
     text = f"bank conflict: {line} takes {count.passes / each:.1f} passes over {name} an "
     return count.conflicts, text + f"instruction, conflicts cost {count.conflicts / each:.1f}"
 
