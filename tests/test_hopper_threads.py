@@ -32,7 +32,7 @@ def forward(problem, q, k, v, tiles, blocks=2, **how: Any) -> Any:
     spec = hopper.forward_spec(problem)
     out = np.full((*q.shape[:3], v.shape[-1]), np.nan, q.dtype)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
-    rows = 64, tiles.tile_n, tiles.tile_n, 64
+    rows = 64, tiles.tile_n, tiles.tile_n, tiles.store_rows
     maps = [
         TensorMap(array.view(np.uint16), count, tiles.panel)
         for array, count in zip((q, k, v, out), rows, strict=True)
@@ -94,6 +94,16 @@ def test_forward(name):
     got = forward(problem, q, k, v, tiles)
     check(problem, got, want)
     check_traffic(problem, tiles, got[2])
+
+
+@pytest.mark.parametrize(("scale", "dtype"), [(1, "fp16"), (6, "bf16"), (60, "fp16")])
+def test_maxima_that_lag(scale, dtype):
+    """Keys get longer: maxima grow by less than 2, by 2 to 8, by far more than 8 (log2 units)."""
+    options = {"seqlen_k": 160, "causal": True, "dtype": dtype}
+    problem, q, k, v, _ = random_problem(**SIZES | options | {"seqlen_q": 160})
+    k[:] = (k * np.linspace(0.05, 0.05 * scale, 160)[:, None, None]).astype(k.dtype)
+    want = truth(problem, q, k, v)
+    check(problem, forward(problem, q, k, v, small_tiles(problem, late_maxima=True)), want, 1e-4)
 
 
 def check_traffic(problem, tiles, report):

@@ -22,7 +22,9 @@ ROWS = 2
 
 @cache
 def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROUNDED_THRESHOLD):
-    """Rooms ``begin``, ``clear``, ``update``, ``rescale`` and ``finish`` of the online softmax.
+    """Rooms ``begin``, ``clear``, ``update``, ``rescale``, ``finish`` and ``raise_maxima``.
+
+    Of the online softmax.
 
     Parameters
     ----------
@@ -39,6 +41,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
     by `rScale` - ``rescale(acc_o, rScale)`` - before they are used: apart, since `acc_o` may be in
     the tensor cores' hands meanwhile. Far scores are subtracted first, as they are exact then (see
     `fragment_softmax.EXACT_BELOW`). A masked score is -inf, as is `row_max` before the first key.
+    ``raise_maxima(rTop, row_max, row_sum, rScale, factor)`` is its part that takes new maxima.
     """
 
     @room
@@ -133,7 +136,7 @@ def make_fragment_softmax(columns: int, out_columns: int, threshold: float = ROU
                 acc_o[i, c] *= inverse
             rLse[i] = (row_max[i] * factor + log2(divisor)) * types.float32(LN_2)
 
-    return begin, clear, update, rescale, finish
+    return begin, clear, update, rescale, finish, raise_maxima
 
 
 @cache

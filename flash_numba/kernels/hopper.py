@@ -117,7 +117,7 @@ def forward_with(tiles: HopperTiles, problem: Problem, q, k, v, out, lse, stream
     q, k, v, out, lse = (DeviceArray.of(x) for x in (q, k, v, out, lse))
     if problem.seqlen_k == 0:
         k = v = q  # no tile of theirs is ever asked for, but a map must be of something
-    rows = 64, tiles.tile_n, tiles.tile_n, 64
+    rows = 64, tiles.tile_n, tiles.tile_n, tiles.store_rows
     maps = [
         TensorMap(array._replace(dtype=problem.dtype), count, tiles.panel)
         for array, count in zip((q, k, v, out), rows, strict=True)

@@ -19,6 +19,7 @@ class _Output(NamedTuple):
 
     o_tile: SwizzledTile
     o_panels: int
+    store_rows: int = 64
 
     @property
     def panel(self) -> int:

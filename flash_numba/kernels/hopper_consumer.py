@@ -12,11 +12,12 @@ from ..device.dropout import make_drop_weights
 from ..device.fragments import make_fragment_softmax, make_pack_weights
 from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
 from ..device.hopper.tma import bulk_wait_read
-from ..device.hopper.warpgroups import named_arrive, named_sync
+from ..device.hopper.warpgroups import made_here, named_arrive, named_sync
 from ..device.hopper.wgmma import make_add_product, make_multiply_tiles, make_operand, make_wait
+from ..device.late_softmax import make_late_softmax
 from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_full
-from .hopper_notes import STOP, read_note, read_place, told
+from .hopper_notes import BATCH, STOP, read_note, read_place, told
 from .hopper_output import ROWS, make_leave, make_leave_empty, row_of
 from .hopper_producer import make_next_stage
 from .hopper_scores import make_finish_scores
@@ -31,8 +32,9 @@ TURN, WARPGROUP, CONSUMERS = 1, 4, 7
 
 @cache
 def make_weigh(spec: Spec, tiles: HopperTiles, scale_first: bool, update):
-    """Room ``weigh(rS, state, tile, n_block, lane, LSE, scales, extra)``: scores become weights.
+    """Rooms ``finish(rS, tile, n_block, lane, LSE, scales, extra)`` and ``weigh(rS, state, ...)``.
 
+    Scores go through what comes before the softmax; or that and the softmax: they become weights.
     `state` is (row_max, row_sum, rScale), and True is given if O must be multiplied by rScale.
     """
     tile_m, tile_n, columns = tiles.tile_m, tiles.tile_n, tiles.tile_n // 4
@@ -41,21 +43,26 @@ def make_weigh(spec: Spec, tiles: HopperTiles, scale_first: bool, update):
     drop_weights = make_drop_weights(spec.has_dropout, ROWS, columns, fragment=True)
 
     @room
-    def weigh(rS, state, tile, n_block, lane, LSE, scales, extra):
-        mask_aux, range_aux, score_aux, listed, dropout = extra
-        row_max, row_sum, rScale = state
+    def finish(rS, tile, n_block, lane, LSE, scales, extra):
+        mask_aux, range_aux, score_aux, listed, _ = extra
         first_q = types.int32(tile.m_block * tile_m + lane[0])
         first_k = types.int32(n_block * tile_n + lane[1])
         finish_scores(
             rS, is_partial(tile, n_block, listed), first_q, first_k, LSE.shape[2], tile.seqlen_k,
             tile.batch, tile.head, scales[0], mask_aux, range_aux, score_aux,
         )  # fmt: skip
+        return first_q, first_k
+
+    @room
+    def weigh(rS, state, tile, n_block, lane, LSE, scales, extra):
+        row_max, row_sum, rScale = state
+        first_q, first_k = finish(rS, tile, n_block, lane, LSE, scales, extra)
         grown = update(rS, row_max, row_sum, rScale, scales[1])
         batch_head = tile.batch * LSE.shape[1] + tile.head
-        drop_weights(rS, first_q, first_k, batch_head, dropout)
+        drop_weights(rS, first_q, first_k, batch_head, extra[4])
         return grown
 
-    return weigh
+    return finish, weigh
 
 
 @cache
@@ -73,8 +80,10 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     wait_first_scores = make_wait(0, tile_n // 2)
     wait_scores = make_wait(1, tile_n // 2)
     wait_values = make_wait(0, tiles.depth_v // 2, tile_n // 4)
-    begin, clear, update, rescale, finish = make_fragment_softmax(columns, out_columns)
-    weigh = make_weigh(spec, tiles, scale_first, update)
+    begin, clear, update, rescale, finish, _ = make_fragment_softmax(columns, out_columns)
+    finish_scores, weigh = make_weigh(spec, tiles, scale_first, update)
+    update_late = make_late_softmax(spec.dtype, columns, out_columns)
+    lagging = tiles.late_maxima
     pack_weights = make_pack_weights(spec.dtype, steps)
     rows_of, clear_values = make_clear_values(tiles, spec.has_lengths)
     leave = make_leave(spec.dtype, tiles, finish, WARPGROUP)
@@ -82,6 +91,7 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
     late = tiles.depth_v <= 128  # else there are no registers for two tiles at a time
     in_turns, warpgroups = tiles.in_turns, tiles.warpgroups
     takers = 256  # one consumer that waits for its turn, one that gives it
+    storing = 2 * tiles.store_rows  # threads of which the first one starts the stores of O
 
     @room
     def take_turn(w):
@@ -94,13 +104,11 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
             named_arrive(TURN + (w + 1) % warpgroups, takers)
 
     @room
-    def advance(
-        rS, rP, acc_o, state, old, sQ, sK, sV, sO, sNotes, bars, places, rows, tile, n_block,
-        number, fresh, leaving, last, w, tid, lane, o_map, LSE, scales, extra,
+    def start(
+        rS, rP, acc_o, old, sQ, sK, sV, sO, sNotes, bars, places, rows, number, leaving, w, tid,
+        o_map, LSE, factor,
     ):  # fmt: skip
         q_stage, (k_stage, k_phase), (v_stage, v_phase) = places
-        row_max, row_sum, _ = state
-        old_max, old_sum = old
         sV_now, v_bar = sV[v_stage, 0], v_here + v_stage
         clear_values(sV_now, bars, v_bar, v_phase, rows, CONSUMERS, 128 * w + tid)
         q, k, v = by_rows(sQ[q_stage, w]), by_rows(sK[k_stage, 0]), by_columns(sV_now)
@@ -108,29 +116,64 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
         barrier_wait(bars, v_bar, v_phase)
         take_turn(w)
         multiply_scores(rS, q, k)
-        if late and leaving:  # O is the tile's before this one
+        if late and leaving:  # O is that of query tile `number`
             give_turn(w)  # storing it takes a while
-            place = read_place(sNotes, number - (2 if fresh else 1))
-            leave(sO, acc_o, old_max, old_sum, o_map, LSE, scales[1], place, w, tid)
+            place = read_place(sNotes, number)
+            leave(sO, acc_o, old[0], old[1], o_map, LSE, factor, place, w, tid)
             clear(acc_o)
         add_values(acc_o, rP, v)
         if not (late and leaving):
             give_turn(w)
-        if fresh:
-            for i in range(ROWS):
-                unroll_full()
-                old_max[i], old_sum[i] = row_max[i], row_sum[i]
-            begin(row_max, row_sum)
-        wait_scores(rS)
+
+    @room
+    def release_k(bars, k_stage, q_stage, last, tid):
         if tid & 31 == 0:
             barrier_arrive(bars, k_done + k_stage)
             if last:
                 barrier_arrive(bars, q_done + q_stage)
+
+    @room
+    def conclude(
+        rS, rP, acc_o, state, bars, places, tile, n_block, last, tid, lane, LSE, scales, extra
+    ):
+        q_stage, (k_stage, _), (v_stage, _) = places
+        wait_scores(rS)
+        release_k(bars, k_stage, q_stage, last, tid)
         grown = weigh(rS, state, tile, n_block, lane, LSE, scales, extra)
         wait_values(acc_o, rP)
         if tid & 31 == 0:
             barrier_arrive(bars, v_done + v_stage)
         return grown
+
+    @room
+    def conclude_late(
+        rS, rP, rNext, acc_o, state, rLate, late, bars, places, tile, n_block, last, tid, lane,
+        LSE, scales, extra,
+    ):  # fmt: skip
+        q_stage, (k_stage, _), (v_stage, _) = places
+        row_max, row_sum, rScale = state
+        before, after = rLate  # what O is multiplied by once the product before is in it, and this
+        if late:
+            for i in range(ROWS):
+                unroll_full()
+                before[i] = after[i]
+        wait_scores(rS)
+        release_k(bars, k_stage, q_stage, last, tid)
+        finish_scores(rS, tile, n_block, lane, LSE, scales, extra)
+        now, later = update_late(rS, rNext, row_max, row_sum, rScale, after, scales[1], last)
+        wait_values(acc_o, rP)
+        if tid & 31 == 0:
+            barrier_arrive(bars, v_done + v_stage)
+        if late:
+            rescale(acc_o, before)
+        if now:
+            rescale(acc_o, rScale)
+        for k in range(steps):
+            unroll_full()
+            for i in range(4):
+                unroll_full()
+                rP[k, i] = types.uint32(made_here(types.int32(rNext[k, i])))
+        return later
 
     @room
     def consume(
@@ -150,6 +193,10 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
         old_max = cuda.local.array(ROWS, types.float32)
         old_sum = cuda.local.array(ROWS, types.float32)
         rScale = cuda.local.array(ROWS, types.float32)
+        rNext = cuda.local.array((steps, 4), types.uint32)
+        rBefore = cuda.local.array(ROWS, types.float32)
+        rAfter = cuda.local.array(ROWS, types.float32)
+        rLate, later = (rBefore, rAfter), False
         state, old = (row_max, row_sum, rScale), (old_max, old_sum)
         begin(old_max, old_sum)
         if w == warpgroups - 1:
@@ -175,33 +222,54 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
             weigh(rS, state, tile, tile.n_block, lane, LSE, scales, extra)
             pack_weights(rP, rS)
 
-            while tile.batch >= 0:
+            going = True
+            while going:
                 # Mainloop: the other key tiles of this query tile
                 while n_block < tile.stop:
                     after = next_key(tile, n_block, listed)
-                    grown = advance(
-                        rS, rP, acc_o, state, old, sQ, sK, sV, sO[w], sNotes, bars,
-                        (q_at[0], k_at, v_at), rows, tile, n_block, number, False, leaving,
-                        after >= tile.stop, w, tid, lane, o_map, LSE, scales, extra,
+                    places = q_at[0], k_at, v_at
+                    start(
+                        rS, rP, acc_o, old, sQ, sK, sV, sO[w], sNotes, bars, places, rows,
+                        number - 1, leaving, w, tid, o_map, LSE, factor,
                     )  # fmt: skip
+                    last = after >= tile.stop
+                    if lagging:
+                        later = conclude_late(
+                            rS, rP, rNext, acc_o, state, rLate, later, bars, places, tile,
+                            n_block, last, tid, lane, LSE, scales, extra,
+                        )  # fmt: skip
+                    else:
+                        grown = conclude(
+                            rS, rP, acc_o, state, bars, places, tile, n_block, last, tid, lane,
+                            LSE, scales, extra,
+                        )  # fmt: skip
+                        if grown:
+                            rescale(acc_o, rScale)
+                        pack_weights(rP, rS)
                     k_at, v_at = next_kv(k_at[0], k_at[1]), next_kv(v_at[0], v_at[1])
                     leaving = False
-                    if grown:
-                        rescale(acc_o, rScale)
-                    pack_weights(rP, rS)
                     rows, n_block = rows_of(tile, n_block), after
 
                 # The first key tile of the next query tile, beside the last O += P V of this one
                 q_at = next_q(q_at[0], q_at[1])
                 number = types.uint32(number + 1)
                 barrier_wait(bars, q_here + q_at[0], q_at[1])
-                tile = read_note(sNotes, number)
-                if tile.batch >= 0:
+                going = told(sNotes, number, BATCH) >= 0
+                if going:
+                    places = q_at[0], k_at, v_at
+                    start(
+                        rS, rP, acc_o, old, sQ, sK, sV, sO[w], sNotes, bars, places, rows,
+                        number - 2, leaving, w, tid, o_map, LSE, factor,
+                    )  # fmt: skip
+                    tile = read_note(sNotes, number)  # the products run: nothing waits for it
                     n_block = next_key(tile, tile.n_block, listed)
-                    advance(
-                        rS, rP, acc_o, state, old, sQ, sK, sV, sO[w], sNotes, bars,
-                        (q_at[0], k_at, v_at), rows, tile, tile.n_block, number, True, leaving,
-                        n_block >= tile.stop, w, tid, lane, o_map, LSE, scales, extra,
+                    for i in range(ROWS):
+                        unroll_full()
+                        old_max[i], old_sum[i] = row_max[i], row_sum[i]
+                    begin(row_max, row_sum)
+                    conclude(
+                        rS, rP, acc_o, state, bars, places, tile, tile.n_block,
+                        n_block >= tile.stop, tid, lane, LSE, scales, extra,
                     )  # fmt: skip
                     k_at, v_at = next_kv(k_at[0], k_at[1]), next_kv(v_at[0], v_at[1])
                     leaving = True
@@ -232,7 +300,7 @@ def make_consumer(spec: Spec, tiles: HopperTiles, scale_first: bool):
                 sO[w], acc_o, row_max, row_sum, o_map, LSE, sizes[0], factor, w, tid, range_aux,
                 lengths, listed,
             )  # fmt: skip
-        if tid == 0:
+        if tid % storing == 0:
             bulk_wait_read()
 
     return consume

@@ -98,24 +98,34 @@ def make_store_output(dtype: str, tiles: HopperTiles):
     `sO` is the warpgroup's part of shared memory, 32-bit words of shape `HopperTiles.o_words`, and
     `barrier` the number of a named barrier of its 128 threads. A quad of lanes writes a 16-byte
     chunk, and the swizzle keeps the eight rows of a warp's store on different banks. The copy runs
-    on; the next store waits until it has read shared memory.
+    on; the next store waits until it has read shared memory. With `store_rows` = 16 a warp stores
+    its own rows as soon as it has them, and only its own lanes meet.
     """
     pack = {"fp16": pack_fp16, "bf16": pack_bf16}[dtype]
     panel, panels, line_bytes = tiles.panel, tiles.o_tile.panels, tiles.o_tile.line_bytes
-    at_once = tiles.o_panels
-    chunks = line_bytes // CHUNK_BYTES
+    at_once, rows = tiles.o_panels, tiles.store_rows
+    by_warp = rows == 16
+    chunks, storing = line_bytes // CHUNK_BYTES, 2 * rows  # threads whose first one stores
     shift = {128: 0, 64: 1}[line_bytes]
+
+    @room
+    def meet(barrier):
+        if by_warp:
+            cuda.syncwarp()
+        else:
+            named_sync(barrier, 128)
 
     @room
     def store_output(sO, acc_o, o_map, first_row, head, batch, barrier, tid):
         thread = types.int32(made_here(tid) & 127)
         row, word = (thread >> 5) * 16 + ((thread & 31) >> 2), thread & 3
         swizzle = (row >> shift) & (chunks - 1)
+        above = types.int32((thread >> 5) * 16 if by_warp else 0)
         for first in range(0, panels, at_once):
             unroll_full()
-            if tid == 0:
+            if tid % storing == 0:
                 bulk_wait_read()
-            named_sync(barrier, 128)
+            meet(barrier)
             for c in range(at_once * chunks):
                 unroll_full()
                 place = ((c % chunks) ^ swizzle) * 4 + word
@@ -123,11 +133,11 @@ def make_store_output(dtype: str, tiles: HopperTiles):
                 sO[c // chunks, row, place] = pack(acc_o[0, j], acc_o[0, j + 1])
                 sO[c // chunks, row + 8, place] = pack(acc_o[1, j], acc_o[1, j + 1])
             fence_async()
-            named_sync(barrier, 128)
-            if tid == 0:
+            meet(barrier)
+            if tid % storing == 0:
                 for p in range(at_once):
-                    column = panel * (first + p)
-                    tensor_store(sO[p], column, first_row, head, batch, o_map)
+                    own, column = sO[p, above : above + rows], panel * (first + p)
+                    tensor_store(own, column, first_row + above, head, batch, o_map)
                 bulk_commit()
 
     return store_output

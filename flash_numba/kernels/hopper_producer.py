@@ -74,18 +74,22 @@ def make_producer(spec: Spec, tiles: HopperTiles):
     load_q, load_k, load_v = (make_load(tiles, name) for name in "qkv")
 
     @room
+    def kv_head(head, group):
+        return types.int32(types.uint32(head) // group)
+
+    @room
     def produce(
         sQ, sK, sV, sNotes, bars, q_map, k_map, v_map, LSE, sizes, range_aux, lengths, listed
     ):
-        keys, group = sizes
+        keys, group = types.int32(sizes[0]), types.uint32(sizes[1])
         turns = turns_of(LSE)
         q_stage = k_stage = v_stage = types.uint32(0)
         q_phase = k_phase = v_phase = types.int32(0)
         start = number = types.int32(0)
         step = step_of(start, turns, start, LSE, keys, range_aux, lengths, listed)
         if step.turn < turns:
-            first = step.n_block * tile_n
-            load_k(sK, bars, k_map, k_stage, k_phase, first, step.head // group, step.batch)
+            first, head = step.n_block * tile_n, kv_head(step.head, group)
+            load_k(sK, bars, k_map, k_stage, k_phase, first, head, step.batch)
             k_stage, k_phase = next_kv(k_stage, k_phase)
             write_note(sNotes, number, step)
             first = step.m_block * tile_m
@@ -97,10 +101,11 @@ def make_producer(spec: Spec, tiles: HopperTiles):
             after = next_step(step, turns, LSE, keys, range_aux, lengths, listed)
             if after.turn < turns:
                 first = after.n_block * tile_n
-                load_k(sK, bars, k_map, k_stage, k_phase, first, after.head // group, after.batch)
+                head = kv_head(after.head, group)
+                load_k(sK, bars, k_map, k_stage, k_phase, first, head, after.batch)
                 k_stage, k_phase = next_kv(k_stage, k_phase)
-            first = step.n_block * tile_n
-            load_v(sV, bars, v_map, v_stage, v_phase, first, step.head // group, step.batch)
+            first, head = step.n_block * tile_n, kv_head(step.head, group)
+            load_v(sV, bars, v_map, v_stage, v_phase, first, head, step.batch)
             v_stage, v_phase = next_kv(v_stage, v_phase)
             if after.turn < turns and after.turn != step.turn:
                 barrier_wait(bars, q_done + q_stage, q_phase ^ 1)

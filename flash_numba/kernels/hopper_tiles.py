@@ -30,6 +30,8 @@ class HopperTiles(NamedTuple):
         Columns of a line in shared memory, 64 or 32.
     in_turns : bool
         Whether consumers start their products one after the other.
+    late_maxima : bool
+        Whether exponents take the maxima of the tiles before (`device.late_softmax`).
     """
 
     depth: int
@@ -41,6 +43,7 @@ class HopperTiles(NamedTuple):
     o_panels: int = 1
     panel: int = 64
     in_turns: bool = False
+    late_maxima: bool = False
 
     @property
     def tile_m(self) -> int:
@@ -78,6 +81,11 @@ class HopperTiles(NamedTuple):
     def o_tile(self) -> SwizzledTile:
         """A warpgroup's part of O."""
         return SwizzledTile(64, self.depth_v, self.panel)
+
+    @property
+    def store_rows(self) -> int:
+        """Rows of O that leave together: a warp's 16, or the 64 of its warpgroup."""
+        return 16 if self.depth_v == 128 else 64
 
     @property
     def o_words(self) -> tuple[int, int, int]:
@@ -119,14 +127,12 @@ def hopper_tiles(problem: Problem) -> HopperTiles:
     # third more scores than 128 at 1,024 queries, 11 % at 2,048, 9 % at 4,096, 3 % at 8,192. Tiles
     # of 64 columns are small: more of them under way bridge a short sequence's changes of head.
     if widest <= 64 and problem.range_mask is not None and problem.seqlen_q <= 1024:
-        return HopperTiles(depth, depth_v, 128, 2, 4, 2, panels, panel, True)
+        return HopperTiles(depth, depth_v, 128, 2, 4, 2, panels, panel, True, True)
     if widest <= 64:
         return HopperTiles(depth, depth_v, 128, 3, 3, 2, panels, panel, True)
-    # What a step costs beside its products is spread over more keys, and there is room for one Q
-    # only: it pays where a query tile has many steps, and no mask asks for narrow tiles.
     all_seen = problem.visibility is None and problem.key_lengths is None
-    if 96 < widest <= 128 and all_seen and problem.seqlen_k >= 4096:
-        return HopperTiles(depth, depth_v, 176, 2, 2, 1, 1, panel)
+    if 96 < widest <= 128 and all_seen:
+        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel, False, True)
     if widest <= 128:
         return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
     return HopperTiles(depth, depth_v, 96 if widest <= 192 else 64, 2, 2, 1, 1, panel, wide)

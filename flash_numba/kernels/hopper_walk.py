@@ -57,14 +57,21 @@ def make_walk(spec: Spec, tile_m: int, tile_n: int):
     turns_of, query_tile_of = make_work(spec.key_range is not None)
 
     @room
+    def sizes_of(LSE):
+        # all heads, and query tiles of one: in 32 bits, whose divisions are short
+        tiles = types.uint32(LSE.shape[2] + tile_m - 1) // types.uint32(tile_m)
+        return types.int32(LSE.shape[0] * LSE.shape[1]), types.int32(tiles)
+
+    @room
     def turns(LSE):
-        tiles = (LSE.shape[2] + tile_m - 1) // tile_m
-        return types.int32(turns_of(LSE.shape[0] * LSE.shape[1], tiles))
+        batch_heads, tiles = sizes_of(LSE)
+        return types.int32(turns_of(batch_heads, tiles))
 
     @room
     def tile_of(turn, LSE):
-        heads = LSE.shape[1]
-        batch_head, m_block = query_tile_of(turn, (LSE.shape[2] + tile_m - 1) // tile_m)
+        _, tiles = sizes_of(LSE)
+        batch_head, m_block = query_tile_of(turn, tiles)
+        heads = types.int32(LSE.shape[1])
         batch = types.int32(types.uint32(batch_head) // types.uint32(heads))
         return batch, types.int32(batch_head - batch * heads), m_block
 

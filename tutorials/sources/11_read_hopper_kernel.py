@@ -264,7 +264,7 @@ print(source[source.index("        while step.turn") : source.index("    return 
 
 # %%
 source = inspect.getsource(hopper_consumer.make_consumer)
-print(source[source.index("    def advance") : source.index("    @room\n    def consume(")])
+print(source[source.index("    def start") : source.index("    @room\n    def consume(")])
 
 # %% [markdown]
 # Registers of a product that runs belong to the tensor cores. `wait_scores(rS)` hands them back;
