@@ -1,5 +1,6 @@
 """The Hopper backward kernels' own source, run thread by thread on a CPU, against float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.kernels import hopper, hopper_backward
 from flash_numba.kernels.hopper_backward_rows import THREADS, make_prepare, make_round
 from flash_numba.kernels.hopper_backward_tiles import (
+    BACKWARDS_AT_ONCE,
     HopperBackwardTiles,
     WideBackwardTiles,
     heads_at_once,
+    hopper_backward_tiles,
 )
 from flash_numba.kernels.spec import padded
 from flash_numba.problem import Problem
@@ -45,7 +48,7 @@ def backward(
     """dQ, dK and dV from the exact O and lse, rounded."""
     depths = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
     if wide:
-        tiles = WideBackwardTiles(*depths)
+        tiles = WideBackwardTiles(*depths, **options)
     else:
         tiles = HopperBackwardTiles(*depths, **{"tile_m": 16} | options)
     heads, m_blocks = (
@@ -137,6 +140,21 @@ def test_wide_heads(name):
     check_gradients(*random_problem(**CASES[name] | WIDE[name]), wide=True)
 
 
+@pytest.mark.parametrize("name", ["causal-gqa", "window-lengths", "three-tiles"])
+def test_wide_heads_from_the_last_query_back(name):
+    problem = random_problem(**CASES[name] | WIDE[name])
+    check_gradients(*problem, wide=True, backwards=True)
+
+
+def test_who_walks_backwards():
+    """Wide heads with a long causal triangle, many heads at a time."""
+    problem = Problem(8192, 8192, 256, batch=2, num_heads=8, dtype="fp16", causal=True)
+    assert hopper_backward_tiles(problem).backwards
+    assert heads_at_once(problem, 64, 132, BACKWARDS_AT_ONCE) == 16
+    others: list[dict[str, Any]] = [{"causal": False}, {"seqlen_k": 2048}, {"head_dim": 128}]
+    assert not any(hopper_backward_tiles(replace(problem, **other)).backwards for other in others)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_sums_that_are_added_as_they_come(wide):
     check_gradients(*random_problem(**CASES["causal-gqa"]), ordered=False, wide=wide)
@@ -188,8 +206,10 @@ def test_what_the_copy_engine_cannot_read_tensor_core_does(monkeypatch, name):
     assert done == ["hopper", "tensor_core"]
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_score_changes_and_block_list(wide):
+@pytest.mark.parametrize(
+    ("wide", "options"), [(False, {}), (True, {}), (True, {"backwards": True})]
+)
+def test_score_changes_and_block_list(wide, options):
     rng = np.random.default_rng(1)
     bias = rng.standard_normal((1, 1, 20, 150)).astype(np.float32)
     changes = masks.softcap(2.0), masks.bias(bias), masks.alibi(np.full((1, 1), 0.1), 13)
@@ -197,7 +217,7 @@ def test_score_changes_and_block_list(wide):
     listed = tiling.BlockMask.from_mask(masks.Mask("s", stripes), Problem(20, 150, 64), *tile)
     sizes = SIZES | {"seqlen_q": 20, "seqlen_k": 150}
     problem = random_problem(**sizes, score_mods=changes, block_mask=listed)
-    check_gradients(*problem, wide=wide)
+    check_gradients(*problem, wide=wide, **options)
 
 
 def test_queries_and_keys_that_do_not_exist_add_nothing():

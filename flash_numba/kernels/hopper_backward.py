@@ -41,6 +41,8 @@ from .hopper_backward_producer import (
 from .hopper_backward_prologue import make_lay_out, make_start_barriers
 from .hopper_backward_rows import THREADS, make_prepare, make_round
 from .hopper_backward_tiles import (
+    BACKWARDS_AT_ONCE,
+    KEYS_AT_ONCE,
     BackwardTiles,
     WideBackwardTiles,
     heads_at_once,
@@ -73,8 +75,8 @@ def make_backward(
     wants : tuple of bool
         Whether dQ, dK and dV are computed; what belongs to the others is not touched.
     ordered : bool
-        Key tiles add to dQ in descending order, so that it has the same bits each time, and the
-        last one to add rounds it; else they add as they come, and another kernel rounds.
+        Key tiles add to dQ in turn, from the last one on (from the first one if `tiles` say
+        `backwards`), so that it has the same bits each time, and the last one to add rounds it; else they add as they come, and another kernel rounds.
 
     Returns
     -------
@@ -224,7 +226,9 @@ def backward_with(
     boxes = (q, tiles.tile_m), (dout, tiles.tile_m), (k, 64), (v, 64), (dk or k, 64), (dv or v, 64)
     maps = [TensorMap(x._replace(dtype=problem.dtype), count, tiles.panel) for x, count in boxes]
     scale_first, scale, factor = factors(problem)
-    sizes = sizes_of(problem, tiles, heads_at_once(problem, tiles.tile_n, multiprocessors()))
+    keys = BACKWARDS_AT_ONCE if tiles.backwards and ordered else KEYS_AT_ONCE
+    at_once = heads_at_once(problem, tiles.tile_n, multiprocessors(), keys)
+    sizes = sizes_of(problem, tiles, at_once)
     arguments = (*maps, rows, sums, dq or q, turns, ticket, sizes, scale, factor)
     arguments += extra_arguments(problem, tiles.tile_m, tiles.tile_n)
     kernel = make_backward(backward_spec(problem), tiles, scale_first, wants, ordered)

@@ -82,7 +82,7 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
     key_tiles = make_key_tiles_room(spec.key_range, spec.exact)
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     next_stage, slot_of = make_next_stage(tiles.stages), make_slot_of(tiles.stages)
-    has_range = spec.key_range is not None
+    has_range, backwards = spec.key_range is not None, tiles.backwards and ordered
     has_list, keys_of = spec.has_list, make_keys_of(spec.has_lengths)
 
     @room
@@ -94,7 +94,9 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
         n_block, which = divided(rest, after if after < at_once else at_once)
         batch, kv_head = divided(types.uint32(first_head + which), types.uint32(sizes[KV_HEADS]))
         block[BATCH], block[KV_HEAD] = batch, kv_head
-        block[N_BLOCK] = types.uint32(key_tiles - 1 - n_block) if ordered else n_block
+        block[N_BLOCK] = (
+            types.uint32(key_tiles - 1 - n_block) if ordered and not backwards else n_block
+        )
         block[IS_NEW], block[SEQLEN_K] = (
             1,
             keys_of(types.int32(batch), sizes[SEQLEN_OF_ALL], lengths),
@@ -106,7 +108,7 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
         if has_range:
             here = block[N_BLOCK], block[BATCH], head, types.int32(sizes[SEQLEN_Q])
             start, stop = span(*here, block[SEQLEN_K], tile_m, tile_n, range_aux)
-        return types.int32(start), types.int32(stop)
+        return types.int32(start), types.int32(stop - start)
 
     @room
     def load_keys(shared, bars, bar, source, size, count, block):
@@ -118,6 +120,17 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
                 row = types.int32(block[N_BLOCK] * tile_n + 64 * part)
                 head, batch = block[KV_HEAD], block[BATCH]
                 tensor_load(shared[part, p], source, panel * p, row, head, batch, bars, bar)
+
+    @room
+    def how_many(start, stop, where, listed):
+        """Of a query tile's key tiles ``start, ..., stop - 1`` those that are listed."""
+        if not has_list:
+            return types.int32(stop - start)
+        count, n_block = types.int32(0), next_key_tile(start, stop, *where, listed)
+        while n_block < stop:
+            count += types.int32(1)
+            n_block = next_key_tile(types.int32(n_block + 1), stop, *where, listed)
+        return count
 
     @room
     def describe(step, block, head, m_block, sizes, range_aux, listed):
@@ -135,14 +148,10 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
         of_all = types.int32(batch * types.int32(sizes[HEADS]) + head)
         step[PLACE] = of_all * types.int32(sizes[QUERY_TILES]) + m_block
         if ordered:
-            turn, earliest = visit.stop - 1 - n_block, visit.start
-            if has_list:
-                earliest = next_key_tile(earliest, n_block, *where, listed)
-                turn, later = 0, next_key_tile(n_block + 1, visit.stop, *where, listed)
-                while later < visit.stop:
-                    turn += 1
-                    later = next_key_tile(later + 1, visit.stop, *where, listed)
-            step[TURN], step[LAST] = turn, earliest >= n_block
+            earlier, later = (visit.start, n_block), (n_block + 1, visit.stop)
+            before, after = (earlier, later) if backwards else (later, earlier)
+            step[TURN] = how_many(*before, where, listed)
+            step[LAST] = next_key_tile(*after, *where, listed) >= after[1]
         return visits
 
     @room
@@ -170,8 +179,9 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
             head = types.int32(block[KV_HEAD] * types.int32(sizes[GROUP]))
             while head < types.int32((block[KV_HEAD] + 1) * types.int32(sizes[GROUP])):
                 unroll_none()
-                m_block, stop = query_span(block, head, sizes, range_aux)
-                while m_block < stop:
+                first, count = query_span(block, head, sizes, range_aux)
+                m_block = types.int32(first + count - 1) if backwards else first
+                while count > 0:
                     unroll_none()
                     # While the consumers are still busy with what lies in the stage.
                     step = sSteps[slot_of(stage, phase)]
@@ -202,7 +212,8 @@ def make_produce(spec: Spec, tiles: BackwardTiles, ordered: bool):
                             to = sdO[stage, p]
                             tensor_load(to, do_map, panel * p, row, head, batch, bars, bar)
                         stage, phase = next_stage(stage, phase)
-                    m_block = types.int32(m_block + 1)
+                    m_block = types.int32(m_block - 1 if backwards else m_block + 1)
+                    count = types.int32(count - 1)
                 head = types.int32(head + 1)
             if block[IS_NEW] != 0:
                 say(sSteps, bars, stage, phase, NOTHING, block[SLOT])

@@ -52,14 +52,12 @@ def make_start_barriers(tiles: BackwardTiles, ordered: bool):
     """Room ``start_barriers(bars, tid)``: initialised, and all threads know it.
 
     What is "here" the producer announces, and the copy engine. With Q go a step's numbers and those
-    of its rows: each warp that has read them says so itself, but in wide blocks, whose consumers
-    meet in every step. So do the keepers of turns, if parts of dQ are added in order.
+    of its rows: all who read them say that they have, as `make_free_rows` has it; they are the
+    consumers and, if parts of dQ are added in order, the keepers of turns.
     """
     stages, bars_of = tiles.stages, tiles.barriers
     q_done, do_done, keys_done = bars_of["q done"], bars_of["do done"], bars_of["keys done"]
-    readers = CONSUMERS if isinstance(tiles, WideBackwardTiles) else WARPS
-    if ordered:
-        readers += KEEPERS
+    readers = (WARPS + KEEPERS if ordered else WARPS) * _speakers(tiles)
 
     @room
     def start_barriers(bars, tid):
@@ -76,15 +74,27 @@ def make_start_barriers(tiles: BackwardTiles, ordered: bool):
     return start_barriers
 
 
+def _speakers(tiles: BackwardTiles) -> int:
+    """Threads of a warp that say that they are done with Q."""
+    return 32 if isinstance(tiles, WideBackwardTiles) else 1
+
+
 @cache
 def make_free_rows(tiles: BackwardTiles):
-    """Room ``free_rows(bars, stage, tid)``: a warp is done with Q and with the step's numbers."""
-    q_done = tiles.barriers["q done"]
+    """Room ``free_rows(bars, stage, tid)``: a warp is done with Q and with the step's numbers.
+
+    In wide blocks each thread says so itself: compute-sanitizer's racecheck knows an order through
+    an mbarrier from a thread's own arrival alone. In the others one speaks for its warp.
+    """
+    q_done, all_speak = tiles.barriers["q done"], _speakers(tiles) > 1
 
     @room
     def free_rows(bars, stage, tid):
-        cuda.syncwarp()
-        if tid & 31 == 0:
+        if all_speak:
             barrier_arrive(bars, q_done + stage)
+        else:
+            cuda.syncwarp()
+            if tid & 31 == 0:
+                barrier_arrive(bars, q_done + stage)
 
     return free_rows

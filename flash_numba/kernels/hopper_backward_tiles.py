@@ -20,6 +20,11 @@ IN_L2 = 32 << 20
 """Bytes of Q, dO and dQ's sums that L2 keeps. Under a mask key tiles of a head are at queries far
 apart, so that whole heads must stay there."""
 
+BACKWARDS_FROM = 4096
+"""Keys from which on wide heads under a causal mask walk the queries from the last one back."""
+BACKWARDS_AT_ONCE = 384
+"""And of how many keys of a head at a time: a key tile follows the one before it in every step."""
+
 
 class HopperBackwardTiles(NamedTuple):
     """How a block of one producer and two consumer warpgroups of 64 keys each works.
@@ -39,7 +44,7 @@ class HopperBackwardTiles(NamedTuple):
     tile_m: int = 64
     stages: int = 2
 
-    warpgroups, tile_n, threads, panel = 2, 128, 384, 64
+    warpgroups, tile_n, threads, panel, backwards = 2, 128, 384, 64, False
     asks_ahead = True
     """Whether keepers of turns ask for the next one while a consumer adds."""
     ds_places = 3
@@ -124,11 +129,15 @@ class WideBackwardTiles(NamedTuple):
         head_dim and head_dim_v padded to multiples of 64; the copy engine fills in zeros.
     stages : int
         As in `HopperBackwardTiles`.
+    backwards : bool
+        If parts of dQ are added in order, key tiles are taken, and add, from the first one on, and
+        each begins with the last query tile.
     """
 
     depth: int
     depth_v: int
     stages: int = 2
+    backwards: bool = False
 
     tile_m, tile_n, threads = 64, 64, 384
     registers = 24, 240
@@ -206,7 +215,9 @@ def hopper_backward_tiles(problem: Problem) -> BackwardTiles:
     depth, depth_v = padded(problem.head_dim, 64), padded(problem.head_dim_v, 64)
     widest = max(depth, depth_v)
     if widest > NARROW:
-        return WideBackwardTiles(depth, depth_v)
+        return WideBackwardTiles(
+            depth, depth_v, backwards=problem.causal and problem.seqlen_k >= BACKWARDS_FROM
+        )
     busy = problem.dropout_p > 0 or problem.score_mods or problem.softmax_scale <= 0
     if busy:  # their registers want smaller tiles
         return HopperBackwardTiles(depth, depth_v, 32 if widest == 128 else 64)
@@ -223,15 +234,17 @@ def is_masked(problem: Problem) -> bool:
     return problem.visibility is not None or problem.block_mask is not None
 
 
-def heads_at_once(problem: Problem, tile_n: int, blocks: int) -> int:
+def heads_at_once(problem: Problem, tile_n: int, blocks: int, keys: int = KEYS_AT_ONCE) -> int:
     """kv heads that are worked on side by side, so that `blocks` blocks have key tiles.
+
+    `keys` of a head should be worked on at a time.
 
     With a mask, if it can be, no smaller group of heads is left for the end, whose longest key
     tiles would be worked on alone.
     """
     heads = problem.batch * problem.num_kv_heads
     key_tiles = ceil_div(problem.seqlen_k, tile_n)
-    most = ceil_div(blocks, max(1, min(key_tiles, KEYS_AT_ONCE // tile_n)))
+    most = ceil_div(blocks, max(1, min(key_tiles, keys // tile_n)))
     if not is_masked(problem):
         return most
     if max(problem.head_dim, problem.head_dim_v) <= NARROW:

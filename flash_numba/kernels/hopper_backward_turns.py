@@ -1,16 +1,17 @@
 """The story of dQ: blocks add their parts in turn, so that the sum has the same bits each time.
 
-Key tiles add to a query tile's part of dQ in descending order. A consumer's part has turns of its
-own, as consumers add at different times, and a *keeper*, a warp of the producer's warpgroup: it
-waits for the consumer's turn and passes it on, so that the consumer neither polls global memory
-nor waits until what it added has arrived there. Blocks take key tiles in descending
-order too: they wait only for such as have been taken before. Under a causal mask a later key tile
-begins at a later query tile, and so is ahead of those that wait for it.
+Key tiles add to a query tile's part of dQ in descending or ascending order. A consumer's part has
+turns of its own, as consumers add at different times, and a *keeper*, a warp of the producer's
+warpgroup: it waits for the consumer's turn and passes it on, so that the consumer neither polls
+global memory nor waits until what it added has arrived there. Blocks take key tiles in that order
+too: they wait only for such as have been taken before. Under a causal mask a later key tile begins
+at a later query tile, and so is ahead of those that wait for it; in ascending order all begin at
+the last query tile, and each follows the one before it.
 """
 
 from functools import cache
 
-from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
+from ..device.hopper.mbarrier import barrier_wait
 from ..device.hopper.warpgroups import named_arrive, named_sync
 from ..device.numba_cuda import cuda, room, types
 from ..device.online_softmax import ALL_LANES
@@ -26,6 +27,7 @@ from .hopper_backward_producer import (
     TURN,
     make_slot_of,
 )
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_tiles import BackwardTiles
 from .hopper_producer import make_next_stage
 
@@ -47,7 +49,7 @@ def make_keep_turns(tiles: BackwardTiles):
     one is passed on. Where turns come just when they are wanted the question would delay that.
     """
     ahead = tiles.asks_ahead
-    q_here, q_done = tiles.barriers["q"], tiles.barriers["q done"]
+    q_here, free_rows = tiles.barriers["q"], make_free_rows(tiles)
     next_stage, slot_of = make_next_stage(tiles.stages), make_slot_of(tiles.stages)
 
     @room
@@ -74,9 +76,7 @@ def make_keep_turns(tiles: BackwardTiles):
             unroll_none()
             following = sBlocks[step[BLOCK], BATCH], step[HEAD], types.int32(2 * step[M_BLOCK] + w)
             following_turn, some = step[TURN], step[M_BLOCK] != NOTHING
-            cuda.syncwarp()
-            if lane == 0:
-                barrier_arrive(bars, q_done + stage)
+            free_rows(bars, stage, lane)
             if some:
                 come = False
                 if ahead:

@@ -20,6 +20,7 @@ from ..device.scores import make_scale_scores
 from ..device.unroll import unroll_none
 from .hopper_backward_output import meet_consumers
 from .hopper_backward_producer import BLOCK, END, FIRST, M_BLOCK, make_slot_of
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_queries import make_add_queries
 from .hopper_backward_scores import ROWS, make_change_both, make_share_gradients, make_weights
 from .hopper_backward_tiles import WideBackwardTiles
@@ -42,10 +43,11 @@ def make_consume_keys(
 ):
     """Room ``consume_keys(...)``; parameters as of `hopper_backward.make_backward`."""
     bars_of, wants_dq, wants_dk = tiles.barriers, wants[0], wants[1]
-    q_here, do_here, q_done, do_done = (bars_of[x] for x in ("q", "do", "q done", "do done"))
+    q_here, do_here, do_done = bars_of["q"], bars_of["do"], bars_of["do done"]
     k_columns, dq_columns, half = tiles.depth // 4, tiles.q_columns // 4, tiles.half_tile.panels
 
     next_stage, slot_of = make_next(tiles.stages), make_slot_of(tiles.stages)
+    free_rows = make_free_rows(tiles)
     clear = make_clear(ROWS, k_columns)
     begin_keys, end_keys = make_begin_keys(spec, tiles, KEYS), make_end_keys(spec, tiles, KEYS)
     multiply_values = make_multiply_tiles(spec.dtype, tiles.v_tile, tiles.do_tile)
@@ -105,8 +107,7 @@ def make_consume_keys(
                 barrier_wait(bars, q_here + stage, phase)  # it has come; behind dK it would cost
                 going = sSteps[slot_of(stage, phase), FIRST] == 0
                 wait_dk(acc_dk, rdS)
-                if tid == 0:
-                    barrier_arrive(bars, q_done + before)
+                free_rows(bars, before, tid)
 
             # Epilogue
             if wants_dk:

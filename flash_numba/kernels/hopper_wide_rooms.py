@@ -24,6 +24,7 @@ from .hopper_backward_producer import (
     SEQLEN_Q,
     make_slot_of,
 )
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_scores import ROWS, make_first_position
 from .hopper_backward_tiles import WideBackwardTiles
 from .spec import Spec
@@ -113,7 +114,7 @@ def make_begin_keys(spec: Spec, tiles: WideBackwardTiles, w: int):
     """
     bars_of, tile_n = tiles.barriers, tiles.tile_n
     k_here, v_here, q_here, do_here = (bars_of[name] for name in ("k", "v", "q", "do"))
-    q_done, do_done = bars_of["q done"], bars_of["do done"]
+    do_done, free_rows = bars_of["do done"], make_free_rows(tiles)
     next_stage, slot_of = make_next(tiles.stages), make_slot_of(tiles.stages)
     clear_rows, has_lengths = make_clear_rows((tiles.k_tile, tiles.v_tile)[w]), spec.has_lengths
 
@@ -131,7 +132,7 @@ def make_begin_keys(spec: Spec, tiles: WideBackwardTiles, w: int):
             barrier_wait(bars, do_here + stage, phase)
             if tid == 0:
                 barrier_arrive(bars, do_done + stage)
-                barrier_arrive(bars, q_done + stage)
+            free_rows(bars, stage, tid)
             stage, phase = next_stage(stage, phase)
             barrier_wait(bars, q_here + stage, phase)
         return going, stage, phase

@@ -18,6 +18,7 @@ from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_none
 from .hopper_backward_output import meet_consumers
 from .hopper_backward_producer import BLOCK, END, FIRST, M_BLOCK, PARTIAL, make_slot_of
+from .hopper_backward_prologue import make_free_rows
 from .hopper_backward_queries import make_add_queries
 from .hopper_backward_scores import ROWS, make_change_both, make_hide, make_weights
 from .hopper_backward_tiles import WideBackwardTiles
@@ -62,10 +63,11 @@ def make_consume_values(
 ):
     """Room ``consume_values(...)``; parameters as of `hopper_backward.make_backward`."""
     bars_of, wants_dq, wants_dv = tiles.barriers, wants[0], wants[2]
-    q_here, do_here, q_done, do_done = (bars_of[x] for x in ("q", "do", "q done", "do done"))
+    q_here, do_here, do_done = bars_of["q"], bars_of["do"], bars_of["do done"]
     v_columns, dq_columns = tiles.depth_v // 4, tiles.q_columns // 4
 
     next_stage, slot_of = make_next(tiles.stages), make_slot_of(tiles.stages)
+    free_rows = make_free_rows(tiles)
     clear = make_clear(ROWS, v_columns)
     begin_keys, end_keys = make_begin_keys(spec, tiles, VALUES), make_end_keys(spec, tiles, VALUES)
     multiply_scores = make_multiply_tiles(spec.dtype, tiles.k_tile, tiles.q_tile)
@@ -123,8 +125,7 @@ def make_consume_values(
                     barrier_arrive(bars, do_done + stage)
                 wait_dq(rdQ)
                 add_queries(Sums, dQ, rdQ, step, block, VALUES, tid, scale)
-                if tid == 0:
-                    barrier_arrive(bars, q_done + stage)
+                free_rows(bars, stage, tid)
                 stage, phase = next_stage(stage, phase)
                 barrier_wait(bars, q_here + stage, phase)
                 going = sSteps[slot_of(stage, phase), FIRST] == 0
