@@ -151,7 +151,8 @@ def test_who_walks_backwards():
     problem = Problem(8192, 8192, 256, batch=2, num_heads=8, dtype="fp16", causal=True)
     assert hopper_backward_tiles(problem).backwards
     assert heads_at_once(problem, 64, 132, BACKWARDS_AT_ONCE) == 16
-    others: list[dict[str, Any]] = [{"causal": False}, {"seqlen_k": 2048}, {"head_dim": 128}]
+    narrow = {"head_dim": 128, "head_dim_v": 128}
+    others: list[dict[str, Any]] = [{"causal": False}, {"seqlen_k": 2048}, narrow]
     assert not any(hopper_backward_tiles(replace(problem, **other)).backwards for other in others)
 
 
