@@ -76,7 +76,8 @@ def make_backward(
         Whether dQ, dK and dV are computed; what belongs to the others is not touched.
     ordered : bool
         Key tiles add to dQ in turn, from the last one on (from the first one if `tiles` say
-        `backwards`), so that it has the same bits each time, and the last one to add rounds it; else they add as they come, and another kernel rounds.
+        `backwards`), so that it has the same bits each time, and the last one to add rounds it;
+        else they add as they come, and another kernel rounds.
 
     Returns
     -------
