@@ -37,6 +37,7 @@ COMBINED = {
     "hopper_backward_wide",
     "list_tiles",
     "aux_gradient",
+    "tensor_core_gradients",
 }
 """Kernels, besides those of packed batches, of which the compiler reads and writes neighbours at
 once and keeps what it read: ``sA[i]``, that is; what an intrinsic of PTX says stays as it is."""

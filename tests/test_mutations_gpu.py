@@ -56,7 +56,7 @@ MISTAKES = {
     ),
     "tensor_core's turn not awaited": Mistake(
         "device/turns.py",
-        "while load_acquire(Turns, (batch, head, block)) != turn:\n",
+        "while load_acquire(Turns, types.uint32(tile)) != turn:\n",
         "while False:\n",
         "test_tensor_core_gpu.py",
         "test_backward_repeats_bit_for_bit and 64 and True",

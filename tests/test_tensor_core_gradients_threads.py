@@ -45,7 +45,7 @@ def gradients(
     factors = np.float32(scale * LOG2_E), np.float32(scale)
     found = {name: blank(x.shape, q.dtype) for name, x in (("dq", q), ("dk", k), ("dv", v))}
     query_tiles = tiling.ceil_div(problem.seqlen_q, tiles.tile_m)
-    turns = np.zeros((problem.batch, problem.num_heads, query_tiles), np.int32)
+    turns = np.zeros(problem.batch * problem.num_heads * query_tiles, np.int32)
     sums = blank((*turns.shape, tiles.tile_m * tiles.depth))
     inputs = *map(stored, (q, k, v, dout)), lse, delta, sums, turns, np.zeros(1, np.int32)
     arguments = *inputs, *map(stored, found.values()), *factors, *extra(problem)

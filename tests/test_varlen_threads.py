@@ -183,10 +183,9 @@ def one_kernel(problem, packed, q, k, v, do, lse, o, count=False, order=None, **
     tiles = GradientTiles(*depths, 2, 2, 2, 32, **tile)
     found = {n: blank(problem.shapes[n], q.dtype) for n in ("dq", "dk", "dv")}
     delta = np.einsum("ihd,ihd->hi", o.astype(np.float64), do.astype(np.float64))
-    axes = tensor_core_gradients.query_tiles(problem, tiles.tile_m)
-    turns, sums = np.zeros(axes, np.int32), blank((*axes, tiles.tile_m * tiles.depth))
-    batches = max(problem.batch, 1)
-    shared = (np.broadcast_to(x, (batches, *x.shape[1:])) for x in (sums, turns))
+    turns = np.zeros(tensor_core_gradients.query_tiles(problem, tiles.tile_m), np.int32)
+    sums = blank((*turns.shape, tiles.tile_m * tiles.depth))
+    shared = sums, turns
     inputs = (in_batches(problem, x) for x in (q, k, v, do, lse, delta.astype(np.float32)))
     outputs = (in_batches(problem, x) for x in found.values())
     scale = np.float32(problem.softmax_scale)

@@ -90,7 +90,7 @@ def make_column_gradient(rows: int, columns: int):
 
 @cache
 def make_gradient_parts(
-    dtype: str, row_blocks: int, columns: int, pitch: int, steps: tuple[int, int]
+    dtype: str, row_blocks: int, columns: int, pitch: int, steps: tuple[int, int], shares_p: bool
 ):
     """The same in parts, to be done while the tensor cores are busy: three rooms.
 
@@ -101,16 +101,19 @@ def make_gradient_parts(
     columns : int
         Queries of a lane, a multiple of 4.
     pitch : int
-        Of the tile of dS in shared memory.
+        Of the tiles of P and of dS in shared memory.
     steps : tuple of int
         In how many parts weights and dS are made.
+    shares_p : bool
+        P is stored too.
 
     Notes
     -----
     ``begin(rdP, shared, delta_at, lane)`` sets dP to -delta, for a product to be added to;
     ``weights(step, (rS, shared, lse_at, factor, lane))`` turns scores into P, and ``gradient(step,
-    (rS, rdP, rdS, shared, at))`` makes dS = P∘(dP - delta) of it, packed as A fragments in `rdS`
-    and stored as `fragment_exchange.make_share_fragments` does. Queries that do not exist, whose
+    (rS, rdP, rdS, rP, shared, p_at, ds_at))`` makes dS = P∘(dP - delta) of it, packed as A
+    fragments in `rdS` and stored, after P that is packed in `rP`, as
+    `fragment_exchange.make_share_fragments` does. Queries that do not exist, whose
     rows of Q and dO are 0, get dS = 0.
     """
     _, pack = make_mma(dtype)
@@ -142,7 +145,7 @@ def make_gradient_parts(
 
     @room
     def gradient(step, args):
-        rS, rdP, rdS, shared, at = args
+        rS, rdP, rdS, rP, shared, p_at, ds_at = args
         for u in range(words_each):
             unroll_full()
             word = step * words_each + u
@@ -151,7 +154,9 @@ def make_gradient_parts(
                 m, h = rest % (2 * row_blocks) // 2, rest // (2 * row_blocks) * 2 + rest % 2
                 i, j = 2 * m + h % 2, 4 * k + h // 2 * 2
                 rdS[k, m, h] = pack(rS[i, j] * rdP[i, j], rS[i, j + 1] * rdP[i, j + 1])
-                store_fragment(shared, at, k, m, h, rdS[k, m, h], pitch)
+                if shares_p:
+                    store_fragment(shared, p_at, k, m, h, rP[k, m, h], pitch)
+                store_fragment(shared, ds_at, k, m, h, rdS[k, m, h], pitch)
 
     return begin, weights, gradient
 
@@ -198,7 +203,9 @@ def make_load_vector(size: int, threads: int, ampere: bool):
             if place < size:
                 index = types.int32(first + place)
                 if ampere:
-                    copy4_async(shared, at + place, gX, (min(index, stop - 1),), index < stop)
+                    copy4_async(
+                        shared, at + place, gX, (min(index, types.int32(stop - 1)),), index < stop
+                    )
                 else:
                     shared[at + place] = gX[index] if index < stop else 0
 

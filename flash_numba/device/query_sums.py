@@ -24,7 +24,7 @@ def make_query_sums(rows: int, columns: int, threads: int):
 
     @room
     def place_of(i, j, tid):
-        return types.int32(((i * columns // 4 + j // 2) * threads + tid) * 4)
+        return types.int64(tid * 4) + types.int64((i * columns // 4 + j // 2) * threads * 4)
 
     @room
     def read_sums(rX, gSums, first, tid):

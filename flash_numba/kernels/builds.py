@@ -262,7 +262,7 @@ def _tensor_core(problem: Problem, build: Build):
         tiles = gradient_tiles(spec, cc, limit)
         assert tiles is not None
         kernel = tensor_core_gradients.make_gradients(spec, tiles)
-        turns = _array("fp32", 4), _array("int32", 3), _array("int32", 1)
+        turns = _array("fp32", 2), _array("int32", 1), _array("int32", 1)
         arguments = (four, four, four, four, vector, vector, *turns, four, four, four, 1.0, 1.0)
     elif build.direction == "backward dQ":
         tiles = tensor_core_backward_tiles.query_gradient_tiles(spec, cc, limit)

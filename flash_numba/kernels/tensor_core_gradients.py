@@ -12,10 +12,9 @@ Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partit
 Algorithm 2.
 """
 
-import math
 from functools import cache
 
-from ..arrays import broadcast, contiguous
+from ..arrays import contiguous
 from ..device.fragment_exchange import lane_of_words, make_multiply_add_shared
 from ..device.fragment_products import lane_of_columns, lane_of_rows, make_multiply_add
 from ..device.gradients import make_clear
@@ -23,15 +22,9 @@ from ..device.numba_cuda import cuda, kernel, types
 from ..device.query_sums import make_query_sums, make_write_rounded
 from ..device.schedule import make_agreed, make_own_aux, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
-from ..device.turns import (
-    await_turn,
-    leave_turn,
-    make_clear_unvisited,
-    make_key_work,
-    make_next_visit,
-    recall,
-)
+from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_key_work, recall
 from ..device.unroll import unroll_none
+from ..device.visits import SLOTS, make_note_visit, visit_of, walked
 from ..launch import fill_zero, launch
 from ..problem import Problem
 from ..tiling import ceil_div
@@ -60,9 +53,9 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     kernel
         ``tensor_core_gradients(Q, K, V, dO, LSE, Delta, Sums, Turns, Ticket, dQ, dK, dV, factor,
         scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``: as
-        `tensor_core_dq.make_query_gradient`; Sums float32 (batch, num_heads, query tiles,
-        tile_m * depth), Turns int32 (batch, num_heads, query tiles) and Ticket int32 (1,), these
-        two zero.
+        `tensor_core_dq.make_query_gradient`; Sums float32 (query tiles, tile_m * depth), Turns
+        int32 (query tiles,) and Ticket int32 (1,), these two zero. Query tiles are those of all
+        heads, of a head those of all sequences (`query_tiles`).
 
     Notes
     -----
@@ -84,19 +77,17 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     q_rows, q_columns = 2 * dq_blocks, depth // spread // 4
     v_at, q_at, do_at, ds_at, p_at, _, _ = tiles.layout
     p_shape, a_shape = (warp_m // 16, blocks, 4), (1, blocks, 4)
-    # Warps that wait, each on a scheduler of its own.
-    releases, acquires = 32 % threads, 64 % threads
+    # Threads that wait or look ahead, each on a scheduler of its own.
+    releases, acquires, looks_ahead = 32 % threads, 64 % threads, 96 % threads
 
     agreed, packed = make_agreed(tiles.uniform), spec.packed
     ticketed = tiles.heads_at_once, tile_m, tile_n, tiles.uniform
-    key_work = make_key_work(packed, spec.has_lengths, *ticketed)
+    key_work = make_key_work(packed, spec.has_lengths, spec.has_list, *ticketed)
     own_aux = make_own_aux(packed, spec.keep, spec.key_range)
     spec = spec.of_one_sequence()
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, *_ = make_query_walk(*walk)
-    next_visit = make_next_visit(*walk, packed)
-    # With three stages and no mask the numbers of a packed batch do not stay in registers.
-    recalls = packed and stages == 3 and spec.key_range is None
+    note_visit = make_note_visit(*walk)
     some = spec.key_range is not None or spec.has_lengths or spec.has_list or packed
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
     own = tile_n, threads, spec.vectors
@@ -130,12 +121,15 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         warp, lane = agreed(tid // 32), tid % 32
         num_heads, kv_heads = types.int32(Q.shape[2]), types.int32(K.shape[2])
         sWork = cuda.shared.array(12, types.int32)
+        sVisits = cuda.shared.array((SLOTS, 4), types.int32)
         work = key_work(sWork, Ticket, Q, K, lengths, tid)
-        batch, kv_head, n_block, begin_q, seqlen_q, rows_q, begin_k, seqlen_k, stop_k, tile_0 = work
+        batch, kv_head, n_block, begin_q, seqlen_q, rows_q, begin_k, seqlen_k = work[:8]
         if packed and batch < 0:
             return
         mask_aux, range_aux = own_aux(mask_aux, range_aux, seqlen_q, seqlen_k)
-        group = num_heads // kv_heads
+        group, tiles_of_head = num_heads // kv_heads, types.int32(Turns.shape[0]) // num_heads
+        # Sequences of a packed batch share their axis of rows: every one is entry 0.
+        entry, kv = types.uint32(0 if packed else batch), types.uint32(kv_head)
         part, warp_rows = warp % sharing, warp // sharing * warp_n
         first_k = types.int32(n_block * tile_n + warp_rows + lane // 4)
 
@@ -168,57 +162,59 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         seen = False
 
         # Mainloop: the next Q and dO arrive while these are worked on.
+        number = types.int32(0)
         for head in range(kv_head * group, (kv_head + 1) * group):
-            gQ, gdO = Q[batch, begin_q:, head], dO[batch, begin_q:, head]
-            tensors = gQ, gdO, LSE[batch, head, begin_q:], Delta[batch, head, begin_q:]
-            gdQ = dQ[batch, begin_q:, head]
+            one = entry, types.uint32(head)
+            rows_of, numbers_of = (one[0], slice(None), one[1]), (one[0], one[1])
+            tensors = Q[rows_of], dO[rows_of], LSE[numbers_of], Delta[numbers_of]
+            gdQ = dQ[rows_of]
             where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
-            clear_unvisited(gdQ, rows_q, tid, listed, *where)
+            clear_unvisited(gdQ[begin_q:], rows_q, tid, listed, *where)
             start, stop = span(*where)
-            stop = types.int32(stop)
-            visit = next_visit(start, stop, *where, listed)
-            following = visit
-            if visit.m_block < stop:
+            walk = start, stop, work.last_first
+            if tid == looks_ahead:
+                note_visit(sVisits, number, 0, *walk, *where, listed)
+                index = walked(sVisits, number)
+                note_visit(sVisits, number + 1, index, *walk, *where, listed)
+            cuda.syncthreads()
+            first, visit = number, visit_of(sVisits, number)
+            if visit.exists:
                 if not seen:
-                    gK, gV = K[batch, begin_k:, kv_head], V[batch, begin_k:, kv_head]
-                    load_k(memory, 0, gK, n_block * tile_n, seqlen_k, tid)
-                    load_v(memory, v_at, gV, n_block * tile_n, seqlen_k, tid)
+                    keys = types.int32(begin_k + n_block * tile_n), types.int32(begin_k + seqlen_k)
+                    load_k(memory, 0, K[entry, :, kv], *keys, tid)
+                    load_v(memory, v_at, V[entry, :, kv], *keys, tid)
                     seen = True
-                load_queries(memory, numbers, 0, tensors, visit.m_block, seqlen_q, tid)
+                load_queries(memory, numbers, 0, tensors, visit, begin_q, seqlen_q, tid)
                 commit()
                 if stages == 3:
-                    following = next_visit(visit.m_block + 1, stop, *where, listed)
-                    if following.m_block < stop:
-                        load_queries(memory, numbers, 1, tensors, following.m_block, seqlen_q, tid)
+                    visit = visit_of(sVisits, number + 1)
+                    load_queries(memory, numbers, 1, tensors, visit, begin_q, seqlen_q, tid)
                     commit()
                     arrive_first()
             if stages == 3:
                 cuda.syncthreads()
             stage, side = types.int32(0), types.int32(0)
-            before, turn_before = types.int32(-1), types.int32(0)
-            while visit.m_block < stop:
+            while visit_of(sVisits, number).exists:
                 unroll_none()
-                if recalls:
-                    batch, _, n_block, _, seqlen_q, _, _, seqlen_k, _, tile_0 = recall(sWork)
+                if packed:  # not to keep in registers what was read from memory
+                    work = recall(sWork)
+                    batch, _, n_block, begin_q, seqlen_q, _, _, seqlen_k = work[:8]
                     where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
-                m_block, turn = visit.m_block, visit.turn
+                first_tile = types.int32(work.first_tile + head * tiles_of_head)
                 if stages == 2:
                     arrive()
                     # This tile is here for all; nobody reads the one before, its sum is written.
                     cuda.syncthreads()
-                    if tid == releases and before >= 0:
-                        leave_turn(Turns, batch, head, tile_0 + before, turn_before)
-                    following = next_visit(m_block + 1, stop, *where, listed)
-                    if following.m_block < stop:
-                        other = 1 - stage
-                        load_queries(
-                            memory, numbers, other, tensors, following.m_block, seqlen_q, tid
-                        )
-                    commit()
+                    if tid == releases and number > first:
+                        visit = visit_of(sVisits, number - 1)
+                        leave_turn(Turns, first_tile + visit.m_block, visit.turn)
+                visit = visit_of(sVisits, number)
                 if tid == acquires:
-                    await_turn(Turns, batch, head, tile_0 + m_block, turn)
-                first_row = types.int32(m_block * tile_m)
-                first_q = types.int32(first_row + part * warp_m + lane % 4 * 2)
+                    await_turn(Turns, first_tile + visit.m_block, visit.turn)
+                if tid == looks_ahead:
+                    walk, index = (start, stop, work.last_first), walked(sVisits, number + 1)
+                    note_visit(sVisits, number + 2, index, *walk, *where, listed)
+                first_q = types.int32(visit.m_block * tile_m + part * warp_m + lane % 4 * 2)
                 row = stage * tile_m + part * warp_m
                 registers = rS, rdP, rA, rP, rdS, acc_dv
                 products = k_lane, v_lane, q_lane + row * pitch, do_lane + row * pitch_v
@@ -229,63 +225,73 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                     registers, memory, numbers, places, row, positions, visit.is_partial, mask_aux,
                     factor, lane,
                 )  # fmt: skip
+                if stages == 2:
+                    visit = visit_of(sVisits, number + 1)
+                    load_queries(memory, numbers, 1 - stage, tensors, visit, begin_q, seqlen_q, tid)
+                    commit()
                 add_dk(acc_dk, rdS, memory, q_row_lane + row * pitch)
                 if stages == 3:
                     arrive()
                 cuda.syncthreads()  # P and dS are here for all, and it is this block's turn
-                third = following
-                if stages == 3:
-                    if tid == releases and before >= 0:
-                        leave_turn(Turns, batch, head, tile_0 + before, turn_before)
-                    third = next_visit(following.m_block + 1, stop, *where, listed)
-                    if third.m_block < stop:
-                        away = (stage + 2) % 3
-                        load_queries(memory, numbers, away, tensors, third.m_block, seqlen_q, tid)
-                    commit()
-                gSums = Sums[batch, head, tile_0 + m_block]
-                read_sums(rdQ, gSums, turn == 0, tid)
+                if stages == 3 and tid == releases and number > first:
+                    visit = visit_of(sVisits, number - 1)
+                    leave_turn(Turns, first_tile + visit.m_block, visit.turn)
+                visit = visit_of(sVisits, number)
+                gSums = Sums[types.uint32(first_tile + visit.m_block)]
+                read_sums(rdQ, gSums, visit.turn == 0, tid)
+                row = stage * tile_m + (1 - part) * warp_m
                 if sharing > 1:
-                    row = stage * tile_m + (1 - part) * warp_m
-                    p_row, ds_row = p_at + p_row_lane + side, ds_at + p_row_lane + side
+                    p_row = p_at + p_row_lane + side
                     add_dv_shared(acc_dv, memory, p_row, do_row_lane + row * pitch_v)
+                if stages == 3:
+                    away = types.int32(stage - 1 if stage > 0 else 2)
+                    visit = visit_of(sVisits, number + 2)
+                    load_queries(memory, numbers, away, tensors, visit, begin_q, seqlen_q, tid)
+                    commit()
+                if sharing > 1:
+                    ds_row = ds_at + p_row_lane + side
                     add_dk_shared(acc_dk, memory, ds_row, q_row_lane + row * pitch)
                 add_dq(rdQ, memory, ds_lane + side, k_row_lane)
+                visit = visit_of(sVisits, number)
                 if visit.is_last:
-                    row = types.int32(first_row + dq_row)
-                    write_dq(gdQ, rdQ, row, seqlen_q, 16 * dq_part, scale, lane)
+                    row = types.int32(begin_q + visit.m_block * tile_m + dq_row)
+                    end = types.int32(begin_q + seqlen_q)
+                    write_dq(gdQ, rdQ, row, end, 16 * dq_part, scale, lane)
                 else:
                     write_sums(gSums, rdQ, tid)
-                before, turn_before = m_block, turn
-                visit, following = following, third
-                stage = types.int32((stage + 1) % stages)
+                number = types.int32(number + 1)
+                stage = types.int32(stage + 1 if stage < stages - 1 else 0)
                 if stages == 3:
                     side = types.int32(tile_n * pitch_p - side)
+            arrive()  # what was copied of no query tile
             cuda.syncthreads()  # nobody reads the tiles of this head any more, its sums are written
-            if tid == releases and before >= 0:
-                leave_turn(Turns, batch, head, tile_0 + before, turn_before)
+            if tid == releases and number > first:
+                visit, first_tile = visit_of(sVisits, number - 1), work.first_tile
+                leave_turn(Turns, first_tile + head * tiles_of_head + visit.m_block, visit.turn)
 
         # Epilogue
         if packed:
-            batch, kv_head, n_block, _, _, _, begin_k, _, stop_k, _ = recall(sWork)
-        gdK, gdV = dK[batch, begin_k:, kv_head], dV[batch, begin_k:, kv_head]
-        first_row = n_block * tile_n
-        store_gradients(gdK, gdV, first_row, stop_k, memory, acc_dk, acc_dv, scale, tid)
+            work = recall(sWork)
+        first_row = types.int32(work.first_k + work.block * tile_n)
+        end = types.int32(work.first_k + work.rows_k)
+        gdK, gdV = dK[entry, :, kv], dV[entry, :, kv]
+        store_gradients(gdK, gdV, first_row, end, memory, acc_dk, acc_dv, scale, tid)
 
     return tensor_core_gradients
 
 
-def query_tiles(problem: Problem, tile_m: int) -> tuple[int, int, int]:
-    """Axes of the sums: batches, heads and query tiles; sequences side by side if packed."""
+def query_tiles(problem: Problem, tile_m: int) -> int:
+    """Query tiles of all heads; of a packed batch each sequence may waste one."""
     if problem.sequences is None:
-        return problem.batch, problem.num_heads, ceil_div(problem.seqlen_q, tile_m)
-    return 1, problem.num_heads, problem.sequences.total_q // tile_m + problem.batch + 1
+        return problem.num_heads * problem.batch * ceil_div(problem.seqlen_q, tile_m)
+    return problem.num_heads * (problem.sequences.total_q // tile_m + problem.batch + 1)
 
 
 def workspace(problem: Problem, tiles: GradientTiles | None) -> tuple[int, ...]:
     """Bytes that the kernel needs: sums of dQ in float32, then turns with the ticket counter."""
     if tiles is None:
         return ()
-    number = math.prod(query_tiles(problem, tiles.tile_m))
+    number = query_tiles(problem, tiles.tile_m)
     return 4 * number * tiles.tile_m * tiles.depth, 4 * (number + 1)
 
 
@@ -298,14 +304,12 @@ def launch_gradients(
     `at` are the addresses of the parts of `workspace`, `listed` what `packed_tiles.list_tiles`
     gives of the key tiles.
     """
-    axes = query_tiles(problem, tiles.tile_m)
-    sums = contiguous(at[0], (*axes, tiles.tile_m * tiles.depth), "fp32")
-    turns = contiguous(at[1], axes, "int32")
+    number = query_tiles(problem, tiles.tile_m)
+    sums = contiguous(at[0], (number, tiles.tile_m * tiles.depth), "fp32")
+    turns = contiguous(at[1], (number,), "int32")
     size = workspace(problem, tiles)[1]
     ticket = contiguous(at[1] + size - 4, (1,), "int32")
     fill_zero(at[1], size, stream)
-    if problem.sequences is not None:
-        sums, turns = (broadcast(x, (max(problem.batch, 1), *x.shape[1:])) for x in (sums, turns))
     extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n, listed[1])
     arguments = *inputs, sums, turns, ticket, *gradients, *factors, *extra
     kernel = make_gradients(spec, tiles)

@@ -18,10 +18,12 @@ from .tensor_core_gradients_tiles import GradientTiles
 
 @cache
 def make_load_queries(spec: Spec, tiles: GradientTiles):
-    """Room ``load_queries(memory, numbers, stage, tensors, m_block, seqlen_q, tid)``.
+    """Room ``load_queries(memory, numbers, stage, tensors, visit, begin_q, seqlen_q, tid)``.
 
-    Starts the copies of a query tile into one of the stages; `tensors` are views of one head's Q,
-    dO, lse and delta.
+    Starts the copies of a visiting query tile into one of the stages, or fills it with zeros if
+    there is no such `turns.Visit`: without a branch the compiler mixes the addresses' arithmetic
+    with the products around it. `tensors` are views of one head's Q, dO, lse and delta, on whose
+    axes of rows the sequence begins at `begin_q`.
     """
     _, q_at, do_at, _, _, lse_at, delta_at = tiles.layout
     tile_m, threads, pitch, pitch_v = tiles.tile_m, tiles.threads, tiles.pitch, tiles.pitch_v
@@ -31,13 +33,14 @@ def make_load_queries(spec: Spec, tiles: GradientTiles):
     load_vector = make_load_vector(tile_m, threads, True)
 
     @room
-    def load_queries(memory, numbers, stage, tensors, m_block, seqlen_q, tid):
+    def load_queries(memory, numbers, stage, tensors, visit, begin_q, seqlen_q, tid):
         gQ, gdO, gLSE, gDelta = tensors
-        first, at = m_block * tile_m, stage * tile_m
-        load_q(memory, q_at + at * pitch, gQ, first, seqlen_q, tid)
-        load_do(memory, do_at + at * pitch_v, gdO, first, seqlen_q, tid)
-        load_vector(numbers, lse_at + at, gLSE, first, seqlen_q, tid)
-        load_vector(numbers, delta_at + at, gDelta, first, seqlen_q, tid)
+        first, at = types.int32(begin_q + visit.m_block * tile_m), stage * tile_m
+        stop = types.int32(begin_q + seqlen_q if visit.exists else 0)
+        load_q(memory, q_at + at * pitch, gQ, first, stop, tid)
+        load_do(memory, do_at + at * pitch_v, gdO, first, stop, tid)
+        load_vector(numbers, lse_at + at, gLSE, first, stop, tid)
+        load_vector(numbers, delta_at + at, gDelta, first, stop, tid)
 
     return load_queries
 
@@ -61,16 +64,16 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
     pitch, pitch_v, own_v = tiles.pitch, tiles.pitch_v, tiles.depth_v // tiles.sharing
     rows, columns, product = 2 * blocks, warp_m // 4, (spec.dtype, blocks, warp_m)
     lse_at, delta_at = tiles.layout[-2:]
-    shared = tiles.sharing > 1
 
     scores = make_multiply_transposed(*product, tiles.depth, pitch, pitch, False, True)
     mask_scores = make_mask_scores(spec.keep, rows, columns, True, True)
     steps = tiles.depth_v // 16, warp_m // 16 * (own_v // 16)
-    begin, weights, gradient = make_gradient_parts(*product[:2], columns, pitch_p, steps)
+    begin, weights, gradient = make_gradient_parts(
+        *product[:2], columns, pitch_p, steps, tiles.sharing > 1
+    )
     over_v = *product, tiles.depth_v, pitch_v, pitch_v, False, True
     weights_meanwhile = make_multiply_transposed(*over_v, clears=False, meanwhile=weights)
     pack_weights = make_pack_weights(*product)
-    share = make_share_fragments(blocks, warp_m, pitch_p)
     gradient_meanwhile = make_multiply_add(*product, own_v, pitch_v, True, tiles.sharing, gradient)
 
     @room
@@ -87,9 +90,9 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
         work = rS, numbers, lse_at + number, factor, lane
         weights_meanwhile(rdP, rA, memory, v_lane, do_lane, work)
         pack_weights(rP, rS)
-        if shared:
-            share(memory, p_place, rP)
-        gradient_meanwhile(acc_dv, rP, memory, do_row_lane, (rS, rdP, rdS, memory, ds_place))
+        gradient_meanwhile(
+            acc_dv, rP, memory, do_row_lane, (rS, rdP, rdS, rP, memory, p_place, ds_place)
+        )
 
     return weights_and_gradients
 
