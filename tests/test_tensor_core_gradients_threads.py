@@ -15,6 +15,7 @@ from traced_attention import truth as exact
 from traced_gpu import install_traced
 
 from flash_numba import flash_attention, flash_attention_backward, masks, tiling
+from flash_numba.device import turns
 from flash_numba.kernels import tensor_core_backward, tensor_core_gradients
 from flash_numba.kernels.spec import Spec, padded
 from flash_numba.kernels.tensor_core import LOG2_E
@@ -93,6 +94,28 @@ def test_one_barrier_a_tile(name):
     first, _ = check_gradients(*given)
     again, _ = check_gradients(*given, stages=3)
     assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", ["D64-causal-gqa", "window-lengths"])
+def test_the_first_of_many_key_tiles_comes_first(name, monkeypatch):
+    """And all walk back through the queries, with two stages and with three: the same bits."""
+    monkeypatch.setattr(turns, "FEW", 0)
+    given = random_problem(**CASES[name] | {"seqlen_q": 100})
+    first, _ = check_gradients(*given)
+    again, _ = check_gradients(*given, stages=3)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("few", [0, 16])
+def test_visits_that_nobody_notes(few, monkeypatch):
+    """Without a mask all query tiles visit: the same bits as those that a thread notes for all."""
+    monkeypatch.setattr(turns, "FEW", few)
+    lengths = {"batch": 2, "key_lengths": np.array([0, 37]), "num_heads": 2, "num_kv_heads": 1}
+    given = random_problem(**CASES["D40"] | lengths | {"seqlen_q": 70})
+    first, _ = check_gradients(*given)
+    for stages in (2, 3):
+        again, _ = check_gradients(*given, stages=stages, notes=False, late_p=False)
+        assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
 def test_block_list():

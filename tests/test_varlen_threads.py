@@ -15,6 +15,7 @@ from traced_attention import blank, budget_of, extra, run, stored, truth
 from traced_gpu import install_traced
 
 from flash_numba import flash_attention_varlen, flash_attention_varlen_backward, masks
+from flash_numba.device import turns
 from flash_numba.kernels import (
     packed_tiles,
     tensor_core,
@@ -252,6 +253,18 @@ def test_all_gradients_by_one_kernel(name):
     found, _ = kernels(problem, packed, **arrays)
     stages = 3 if name == "causal-gqa" else 2
     grads, _ = one_kernel(problem, packed, **arrays, lse=found["lse"], o=found["o"], stages=stages)
+    hold(problem, found | grads, arrays)
+
+
+@pytest.mark.parametrize("few", [0, 16])
+def test_visits_that_nobody_notes(few, monkeypatch):
+    """Key tiles of a sequence in either order, without a mask to look at."""
+    monkeypatch.setattr(turns, "FEW", few)
+    problem, packed = packed_problem(**CASES["full"])
+    arrays = packed_arrays(problem)
+    found, _ = kernels(problem, packed, **arrays)
+    given = arrays | {"lse": found["lse"], "o": found["o"]}
+    grads, _ = one_kernel(problem, packed, **given, stages=3, notes=False, late_p=False)
     hold(problem, found | grads, arrays)
 
 

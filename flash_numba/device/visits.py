@@ -38,13 +38,33 @@ class Visit(NamedTuple):
     is_partial: Any
 
 
-@room
-def visit_of(sVisits, number):
-    """Visit `number` of a block, as `make_note_visit` noted it; what is not used is not read."""
-    slot = types.uint32(number & (SLOTS - 1))
-    kind = sVisits[slot, 0]
-    kinds = kind != 0, (kind & LAST) != 0, (kind & PARTIAL) != 0
-    return Visit(kinds[0], sVisits[slot, 1], sVisits[slot, 2], kinds[1], kinds[2])
+@cache
+def make_visit_of(noted: bool, tile_n: int):
+    """Room ``visit_of(sVisits, number, first, walk, n_block, seqlen_k) -> Visit``.
+
+    Visit `number`, of which the head's first one is `first`. Where it is `noted`, as
+    `make_note_visit` does it, what is not used is not read. Else every query tile visits every key
+    tile, and ``walk = (start, stop, last_first)`` says it all: what `make_note_visit` wants.
+    """
+
+    @room
+    def visit_as_noted(sVisits, number, first, walk, n_block, seqlen_k):
+        slot = types.uint32(number & (SLOTS - 1))
+        kind = sVisits[slot, 0]
+        kinds = kind != 0, (kind & LAST) != 0, (kind & PARTIAL) != 0
+        return Visit(kinds[0], sVisits[slot, 1], sVisits[slot, 2], kinds[1], kinds[2])
+
+    @room
+    def visit_of_all(sVisits, number, first, walk, n_block, seqlen_k):
+        start, stop, last_first = walk
+        index, last = types.int32(number - first), types.int32((seqlen_k - 1) // tile_n)
+        m_block = types.int32(start + index if last_first else stop - 1 - index)
+        turn = types.int32(last - n_block if last_first else n_block)
+        is_last = n_block == (0 if last_first else last)
+        exists = (index < stop - start) & (n_block * tile_n < seqlen_k)
+        return Visit(exists, m_block, turn, is_last, (n_block + 1) * tile_n > seqlen_k)
+
+    return visit_as_noted if noted else visit_of_all
 
 
 @room

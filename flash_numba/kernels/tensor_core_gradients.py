@@ -24,7 +24,7 @@ from ..device.schedule import make_agreed, make_own_aux, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
 from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_key_work, recall
 from ..device.unroll import unroll_none
-from ..device.visits import SLOTS, make_note_visit, visit_of, walked
+from ..device.visits import SLOTS, make_note_visit, make_visit_of, walked
 from ..launch import fill_zero, launch
 from ..problem import Problem
 from ..tiling import ceil_div
@@ -80,14 +80,14 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     # Threads that wait or look ahead, each on a scheduler of its own.
     releases, acquires, looks_ahead = 32 % threads, 64 % threads, 96 % threads
 
-    agreed, packed = make_agreed(tiles.uniform), spec.packed
+    agreed, packed, notes = make_agreed(tiles.uniform), spec.packed, tiles.notes
     ticketed = tiles.heads_at_once, tile_m, tile_n, tiles.uniform
     key_work = make_key_work(packed, spec.has_lengths, spec.has_list, *ticketed)
     own_aux = make_own_aux(packed, spec.keep, spec.key_range)
     spec = spec.of_one_sequence()
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, *_ = make_query_walk(*walk)
-    note_visit = make_note_visit(*walk)
+    note_visit, visit_of = make_note_visit(*walk), make_visit_of(tiles.notes, tile_n)
     some = spec.key_range is not None or spec.has_lengths or spec.has_list or packed
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
     own = tile_n, threads, spec.vectors
@@ -171,13 +171,16 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
             where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
             clear_unvisited(gdQ[begin_q:], rows_q, tid, listed, *where)
             start, stop = span(*where)
+            start, stop, first = types.int32(start), types.int32(stop), number
             walk = start, stop, work.last_first
-            if tid == looks_ahead:
-                note_visit(sVisits, number, 0, *walk, *where, listed)
-                index = walked(sVisits, number)
-                note_visit(sVisits, number + 1, index, *walk, *where, listed)
-            cuda.syncthreads()
-            first, visit = number, visit_of(sVisits, number)
+            known = first, walk, n_block, seqlen_k
+            if notes:
+                if tid == looks_ahead:
+                    note_visit(sVisits, number, 0, *walk, *where, listed)
+                    index = walked(sVisits, number)
+                    note_visit(sVisits, number + 1, index, *walk, *where, listed)
+                cuda.syncthreads()
+            visit = visit_of(sVisits, number, *known)
             if visit.exists:
                 if not seen:
                     keys = types.int32(begin_k + n_block * tile_n), types.int32(begin_k + seqlen_k)
@@ -187,32 +190,34 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                 load_queries(memory, numbers, 0, tensors, visit, begin_q, seqlen_q, tid)
                 commit()
                 if stages == 3:
-                    visit = visit_of(sVisits, number + 1)
+                    visit = visit_of(sVisits, number + 1, *known)
                     load_queries(memory, numbers, 1, tensors, visit, begin_q, seqlen_q, tid)
                     commit()
                     arrive_first()
             if stages == 3:
                 cuda.syncthreads()
             stage, side = types.int32(0), types.int32(0)
-            while visit_of(sVisits, number).exists:
+            while visit_of(sVisits, number, *known).exists:
                 unroll_none()
                 if packed:  # not to keep in registers what was read from memory
                     work = recall(sWork)
                     batch, _, n_block, begin_q, seqlen_q, _, _, seqlen_k = work[:8]
                     where = n_block, batch, head, seqlen_q, seqlen_k, range_aux
+                    walk = start, stop, work.last_first
+                    known = first, walk, n_block, seqlen_k
                 first_tile = types.int32(work.first_tile + head * tiles_of_head)
                 if stages == 2:
                     arrive()
                     # This tile is here for all; nobody reads the one before, its sum is written.
                     cuda.syncthreads()
                     if tid == releases and number > first:
-                        visit = visit_of(sVisits, number - 1)
+                        visit = visit_of(sVisits, number - 1, *known)
                         leave_turn(Turns, first_tile + visit.m_block, visit.turn)
-                visit = visit_of(sVisits, number)
+                visit = visit_of(sVisits, number, *known)
                 if tid == acquires:
                     await_turn(Turns, first_tile + visit.m_block, visit.turn)
-                if tid == looks_ahead:
-                    walk, index = (start, stop, work.last_first), walked(sVisits, number + 1)
+                if notes and tid == looks_ahead:
+                    index = walked(sVisits, number + 1)
                     note_visit(sVisits, number + 2, index, *walk, *where, listed)
                 first_q = types.int32(visit.m_block * tile_m + part * warp_m + lane % 4 * 2)
                 row = stage * tile_m + part * warp_m
@@ -226,7 +231,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                     factor, lane,
                 )  # fmt: skip
                 if stages == 2:
-                    visit = visit_of(sVisits, number + 1)
+                    visit = visit_of(sVisits, number + 1, *known)
                     load_queries(memory, numbers, 1 - stage, tensors, visit, begin_q, seqlen_q, tid)
                     commit()
                 add_dk(acc_dk, rdS, memory, q_row_lane + row * pitch)
@@ -234,9 +239,9 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                     arrive()
                 cuda.syncthreads()  # P and dS are here for all, and it is this block's turn
                 if stages == 3 and tid == releases and number > first:
-                    visit = visit_of(sVisits, number - 1)
+                    visit = visit_of(sVisits, number - 1, *known)
                     leave_turn(Turns, first_tile + visit.m_block, visit.turn)
-                visit = visit_of(sVisits, number)
+                visit = visit_of(sVisits, number, *known)
                 gSums = Sums[types.uint32(first_tile + visit.m_block)]
                 read_sums(rdQ, gSums, visit.turn == 0, tid)
                 row = stage * tile_m + (1 - part) * warp_m
@@ -245,14 +250,14 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                     add_dv_shared(acc_dv, memory, p_row, do_row_lane + row * pitch_v)
                 if stages == 3:
                     away = types.int32(stage - 1 if stage > 0 else 2)
-                    visit = visit_of(sVisits, number + 2)
+                    visit = visit_of(sVisits, number + 2, *known)
                     load_queries(memory, numbers, away, tensors, visit, begin_q, seqlen_q, tid)
                     commit()
                 if sharing > 1:
                     ds_row = ds_at + p_row_lane + side
                     add_dk_shared(acc_dk, memory, ds_row, q_row_lane + row * pitch)
                 add_dq(rdQ, memory, ds_lane + side, k_row_lane)
-                visit = visit_of(sVisits, number)
+                visit = visit_of(sVisits, number, *known)
                 if visit.is_last:
                     row = types.int32(begin_q + visit.m_block * tile_m + dq_row)
                     end = types.int32(begin_q + seqlen_q)
@@ -266,7 +271,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
             arrive()  # what was copied of no query tile
             cuda.syncthreads()  # nobody reads the tiles of this head any more, its sums are written
             if tid == releases and number > first:
-                visit, first_tile = visit_of(sVisits, number - 1), work.first_tile
+                visit, first_tile = visit_of(sVisits, number - 1, *known), work.first_tile
                 leave_turn(Turns, first_tile + head * tiles_of_head + visit.m_block, visit.turn)
 
         # Epilogue

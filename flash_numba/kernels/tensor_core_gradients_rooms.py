@@ -21,7 +21,7 @@ def make_load_queries(spec: Spec, tiles: GradientTiles):
     """Room ``load_queries(memory, numbers, stage, tensors, visit, begin_q, seqlen_q, tid)``.
 
     Starts the copies of a visiting query tile into one of the stages, or fills it with zeros if
-    there is no such `turns.Visit`: without a branch the compiler mixes the addresses' arithmetic
+    there is no such `visits.Visit`: without a branch the compiler mixes the addresses' arithmetic
     with the products around it. `tensors` are views of one head's Q, dO, lse and delta, on whose
     axes of rows the sequence begins at `begin_q`.
     """
@@ -36,7 +36,7 @@ def make_load_queries(spec: Spec, tiles: GradientTiles):
     def load_queries(memory, numbers, stage, tensors, visit, begin_q, seqlen_q, tid):
         gQ, gdO, gLSE, gDelta = tensors
         first, at = types.int32(begin_q + visit.m_block * tile_m), stage * tile_m
-        stop = types.int32(begin_q + seqlen_q if visit.exists else 0)
+        stop = types.int32(begin_q + seqlen_q if visit.exists else first)
         load_q(memory, q_at + at * pitch, gQ, first, stop, tid)
         load_do(memory, do_at + at * pitch_v, gdO, first, stop, tid)
         load_vector(numbers, lse_at + at, gLSE, first, stop, tid)
@@ -64,16 +64,18 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
     pitch, pitch_v, own_v = tiles.pitch, tiles.pitch_v, tiles.depth_v // tiles.sharing
     rows, columns, product = 2 * blocks, warp_m // 4, (spec.dtype, blocks, warp_m)
     lse_at, delta_at = tiles.layout[-2:]
+    shared, early = tiles.sharing > 1, not tiles.late_p
 
     scores = make_multiply_transposed(*product, tiles.depth, pitch, pitch, False, True)
     mask_scores = make_mask_scores(spec.keep, rows, columns, True, True)
     steps = tiles.depth_v // 16, warp_m // 16 * (own_v // 16)
     begin, weights, gradient = make_gradient_parts(
-        *product[:2], columns, pitch_p, steps, tiles.sharing > 1
+        *product[:2], columns, pitch_p, steps, shared and not early
     )
     over_v = *product, tiles.depth_v, pitch_v, pitch_v, False, True
     weights_meanwhile = make_multiply_transposed(*over_v, clears=False, meanwhile=weights)
     pack_weights = make_pack_weights(*product)
+    share = make_share_fragments(blocks, warp_m, pitch_p)
     gradient_meanwhile = make_multiply_add(*product, own_v, pitch_v, True, tiles.sharing, gradient)
 
     @room
@@ -90,6 +92,8 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
         work = rS, numbers, lse_at + number, factor, lane
         weights_meanwhile(rdP, rA, memory, v_lane, do_lane, work)
         pack_weights(rP, rS)
+        if shared and early:
+            share(memory, p_place, rP)
         gradient_meanwhile(
             acc_dv, rP, memory, do_row_lane, (rS, rdP, rdS, rP, memory, p_place, ds_place)
         )

@@ -31,6 +31,10 @@ class GradientTiles(NamedTuple):
         to add to dQ, and the less of Q and dO is found in L2.
     uniform : bool
         As in `TensorTiles`; on the block's work too.
+    late_p : bool
+        P goes to shared memory between the products of dV, and not before them.
+    notes : bool
+        One thread looks at the mask for all (`visits.make_note_visit`); else there is no mask.
     """
 
     depth: int
@@ -43,6 +47,8 @@ class GradientTiles(NamedTuple):
     stages: int = 2
     heads_at_once: int = 32
     uniform: bool = False
+    late_p: bool = True
+    notes: bool = True
 
     threads, pitch, pitch_v = TensorTiles.threads, TensorTiles.pitch, TensorTiles.pitch_v
 
@@ -101,14 +107,17 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     widest = max(spec.head_dim, spec.head_dim_v)
     if cc < (8, 0) or is_busy(spec):
         return None
-    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once, uniform. The largest
+    masked = spec.key_range is not None or spec.has_list
+    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once, uniform, late_p and
+    # notes. The largest
     # tiles that fit: each costs barriers, a look at the mask and a turn. Above head_dim 128 there
     # are registers for 16 keys a warp, whose products read shared memory twice as often as with 32.
     choices: list = [(1, 8, 2, 64, 1, 2)]
     if widest <= 64:
         choices = [(2, 8, 2, 128, 1, 2), (2, 8, 2, 64, 1, 2)]
     elif widest <= 128:
-        choices = [(2, 8, 2, 64, 1, 3, 32, True), (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
+        large = 2, 8, 2, 64, 1, 3, 32, True, False, masked
+        choices = [large, (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
     for choice in choices:
         depths: Any = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
         tiles = GradientTiles(*depths, *choice)
