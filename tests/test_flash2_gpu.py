@@ -71,6 +71,9 @@ def changes():
         keep = np.broadcast_to(rng.random((b, 1, n, m)) < 0.4, (b, h, n, m))
         return {"mask": masks.boolean(keep), "causal": True}
 
+    def boolean_alone(b, h, n, m):
+        return {"mask": boolean(b, h, n, m)["mask"]}
+
     def listed(b, h, n, m):
         def visible(batch, head, q_idx, k_idx, aux):
             return (q_idx // aux[0] + k_idx // aux[0]) % 3 != 0
@@ -79,7 +82,7 @@ def changes():
         sizes = tiling.BlockMask.from_mask(mask, Problem(n, m, 64), 128, 64)
         return {"block_mask": sizes, "causal": True}
 
-    return [softcap, alibi, bias, relative, boolean, listed]
+    return [softcap, alibi, bias, relative, boolean, boolean_alone, listed]
 
 
 def name(case):

@@ -61,6 +61,7 @@ CASES = {
     "consumers-without-rows": SIZES | {"num_heads": 5, "seqlen_q": 40, "seqlen_k": 20},
     "wider-v-bf16": SIZES | {"head_dim": 40, "head_dim_v": 128, "dtype": "bf16"},
     "negative-scale": SIZES | {"softmax_scale": -0.7},
+    "scale-lost-in-float32": SIZES | {"softmax_scale": 1e-50},
     "dropout": SIZES | {"dropout_p": 0.4, "seed": 2**33 + 5},
 }
 TILES: dict[str, dict] = {

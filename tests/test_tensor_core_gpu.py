@@ -145,6 +145,7 @@ def test_backward_with_changes(change, n, m, d, dtype):
 def test_backward_any_strides_and_gradient_of_lse():
     problem, q, k, v, dout = make((2, 3, 3, 130, 150, 64, 64, "fp16", {"causal": True}))
     check_gradients(problem, q, k, v, dout[:, :1, :1, :1].expand_as(dout))
+    check_gradients(problem, q, k, v, dout[:, :1].expand_as(dout))
     check_gradients(problem, q, k.transpose(1, 3).contiguous().transpose(1, 3), v, dout)
     check_gradients(problem, q, k, v, dout, torch.randn(2, 3, 130, device="cuda"))
 

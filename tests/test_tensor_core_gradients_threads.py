@@ -1,5 +1,6 @@
 """The tensor-core rung's one-kernel backward pass, run thread by thread on a CPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from flash_numba.device import turns
 from flash_numba.kernels import tensor_core_backward, tensor_core_gradients
 from flash_numba.kernels.spec import Spec, padded
 from flash_numba.kernels.tensor_core import LOG2_E
-from flash_numba.kernels.tensor_core_gradients_tiles import GradientTiles
+from flash_numba.kernels.tensor_core_gradients_tiles import GradientTiles, gradient_tiles
 from flash_numba.kernels.tensor_core_tiles import is_scale_folded
 from flash_numba.problem import Problem
 from simulator.run import simulate
@@ -67,6 +68,26 @@ def check_gradients(problem, q, k, v, dout, **options) -> Any:
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"negative-scale", "zero-scale", "dropout"}))
 def test_gradients(name):
     check_gradients(*random_problem(**CASES[name]))
+
+
+def masked_without_a_range():
+    """Options of masks that hide keys, but none that a range of tiles leaves out."""
+    keep = np.random.default_rng(1).random((1, 1, 37, 70)) < 0.5
+    return {"seqlen_q": 37, "seqlen_k": 70, "mask": masks.boolean(keep)}
+
+
+def test_a_mask_without_a_range_is_looked_at_in_every_tile():
+    """Which the tiles for head dimensions above 64 do only where something is masked."""
+    given = random_problem(**SIZES | masked_without_a_range())
+    wide = replace(given[0], head_dim=128, head_dim_v=128)
+    chosen = [
+        gradient_tiles(Spec.of(problem, True), (9, 0), 227 * 1024)
+        for problem in (wide, Problem(37, 70, 128, dtype="fp16"))
+    ]
+    masked, full = (tiles.notes for tiles in chosen if tiles)
+    assert masked
+    assert not full
+    check_gradients(*given, notes=masked)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from .hopper_notes import NOTES_SHAPE
 from .hopper_producer import make_producer
 from .hopper_tiles import ALIGNMENT, HopperTiles, hopper_tiles
 from .spec import Spec
+from .tensor_core_tiles import is_scale_folded
 
 
 @cache
@@ -143,5 +144,5 @@ def forward_spec(problem: Problem) -> Spec:
 def factors(problem: Problem) -> tuple[bool, float, float]:
     """``(scale_first, scale, factor)`` as `make_forward` has them."""
     scale = problem.softmax_scale
-    scale_first = bool(problem.score_mods) or scale <= 0
+    scale_first = not is_scale_folded(problem)
     return scale_first, scale, LOG2_E if scale_first else scale * LOG2_E

@@ -16,7 +16,7 @@ NeurIPS 2024, Appendix B.1; Dao, "FlashAttention-2", 2023, Algorithm 2.
 from collections.abc import Sequence
 from functools import cache
 
-from ..arrays import DeviceArray, contiguous
+from ..arrays import DeviceArray, contiguous, is_copyable
 from ..device.hopper.tensor_map import TensorMap
 from ..device.hopper.tma import map_address
 from ..device.hopper.warpgroups import make_set_registers
@@ -191,7 +191,7 @@ def backward(
     """
     given = q, k, v, out, lse, dout, dq, dk, dv, memory, dlse, stream, d_aux
     copied = [DeviceArray.of(x) for x in (q, k, v, dout, dq, dk, dv) if x is not None]
-    readable = problem.seqlen_q > 0 and all(map(allows_chunks, copied))
+    readable = problem.seqlen_q > 0 and all(allows_chunks(x) and is_copyable(x) for x in copied)
     if asked_for(d_aux) or not readable:
         return tensor_core_backward.backward(problem, *given)
     return backward_with(hopper_backward_tiles(problem), ordered, problem, *given[:-1])

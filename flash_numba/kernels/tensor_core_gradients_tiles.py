@@ -107,7 +107,7 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     widest = max(spec.head_dim, spec.head_dim_v)
     if cc < (8, 0) or is_busy(spec):
         return None
-    masked = spec.key_range is not None or spec.has_list
+    masked = spec.key_range is not None or spec.keep is not None or spec.has_list
     # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once, uniform, late_p and
     # notes. The largest
     # tiles that fit: each costs barriers, a look at the mask and a turn. Above head_dim 128 there
