@@ -268,7 +268,7 @@ def backward_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "return_lse"}
 
 
-def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.Choice:
+def explain(q, k, v, *, kernel="auto", deterministic=None, needs=(), **options) -> ladder.Choice:
     """Say which rung `flash_attention` would run for these arguments, and why no other.
 
     Parameters
@@ -276,6 +276,9 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.
     q, k, v, kernel, deterministic, **options
         As for `flash_attention`; with `cu_seqlens_q` and `cu_seqlens_k` among them, as for
         `varlen.flash_attention_varlen`.
+    needs : sequence of str
+        Gradients that will be asked for, as for `flash_attention_backward`: "bias" and "score_mod"
+        may be another rung's.
 
     Returns
     -------
@@ -291,8 +294,11 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, **options) -> ladder.
     if "cu_seqlens_q" in options or "cu_seqlens_k" in options:
         arrays = {name: options.pop(name, None) for name in Packed._fields}
         options["packed"] = Packed(**arrays)
-    posed = pose(q, k, v, **options)
-    return ladder.look(posed.problem, gpu_of(posed), kernel, deterministic, aligned=posed.aligned)
+    needs = checked_needs(needs)
+    posed = pose(q, k, v, needs=needs, **options)
+    return ladder.look(
+        posed.problem, gpu_of(posed), kernel, deterministic, needs, aligned=posed.aligned
+    )
 
 
 def draw_seed() -> int:

@@ -221,9 +221,12 @@ class Rung:
             reason = f"its own has no gradient of {' and '.join(asked)}"
             return f"its backward pass is {self.borrows_backward}'s: {reason}"
         if self.fast_backward is not None:
-            return (
+            text = (
                 "its backward pass gives the same bits each time; deterministic=False may be faster"
             )
+            if self.borrows_backward is not None and problem.score_mods:
+                text += f"; gradients of what a score change reads are {self.borrows_backward}'s"
+            return text
         if self.deterministic:
             return ""
         return "its backward pass may give other bits each time; deterministic=True may be slower"

@@ -12,8 +12,6 @@ from flash_numba.problem import Problem
 RECORDS = Path(__file__).parents[1] / "benchmarks" / "results"
 NEAR = 0.05
 """How far two runs may be apart: what costs so little more or less than `MOST` may be either."""
-NOT_YET = {(128, True, 16384)}
-"""Cells (head_dim, causal, seqlen) whose kernel has changed since they were timed."""
 
 
 def costs():
@@ -25,7 +23,7 @@ def costs():
                 cell = row["head_dim"], row["causal"], row["seqlen"], row["dtype"]
                 cells.setdefault(cell, {})[row["deterministic"]] = row["ms"]
         for (head_dim, causal, seqlen, dtype), ms in cells.items():
-            if len(ms) == 2 and (head_dim, causal, seqlen) not in NOT_YET:
+            if len(ms) == 2:
                 sizes = {"causal": causal, "dtype": dtype}
                 yield Problem(seqlen, seqlen, head_dim, **sizes), ms[True] / ms[False]
 

@@ -73,6 +73,19 @@ def test_explain_says_where_another_rung_does_the_backward():
             assert (said in str(look(problem, gpu, needs=needs))) == borrows
         assert not look(problem, NO_GPU, needs=("bias",)).backward
     assert "no gradient of bias" in look(PLAIN_HALF, gpu, needs=("q", "bias")).backward
+    biased = masks.bias(np.zeros((1, 1, 8, 8), np.float32))
+    changed = look(Problem(8, 8, 64, dtype="fp16", score_mods=(biased,)), gpu)
+    assert "gradients of what a score change reads are tensor_core's" in changed.backward
+
+
+def test_explain_takes_the_gradients_that_will_be_asked_for(monkeypatch):
+    monkeypatch.setattr("flash_numba.attention.gpu_of", lambda posed: Gpu("H200", (9, 0)))
+    bias = np.zeros((1, 1, 9, 13), np.float32)
+    given = arrays("fp16")
+    choice = flash_numba.explain(*given, bias=bias, needs=("q", "bias"))
+    assert "its own has no gradient of bias" in str(choice)
+    with pytest.raises(ValueError, match=r"needs must hold names of .*; got 'w'"):
+        flash_numba.explain(*given, needs=("w",))
 
 
 def test_what_is_not_deterministic_is_run_only_where_it_is_asked_for():

@@ -203,6 +203,7 @@ def test_one_tensor_three_times_is_no_kind(looked_up):
 
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_known_call_enters_few_functions(learns, looked_up):
+    """One more if torch was imported after this package, as in a process of other tests."""
     given = tensors(requires_grad=learns)
     flash_attention(*given)
     (call,) = torch_eager._calls.values()
@@ -219,4 +220,5 @@ def test_a_known_call_enters_few_functions(learns, looked_up):
     finally:
         sys.setprofile(None)
     autograd = ["forward"] if learns else []
-    assert entered == ["flash_attention", "repeated", "run", *autograd]
+    late = ["_load_torch_repeated"] if "_load_torch_repeated" in entered else []
+    assert entered == ["flash_attention", *late, "repeated", "run", *autograd]
