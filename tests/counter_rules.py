@@ -31,6 +31,8 @@ CODE_BYTES = 128 * 1024
 FILLERS = 3
 """Shared loads that the assembler puts before a run of cp.async, and that move nothing."""
 OPERATIONS = {"ld": "load", "st": "store"}
+COPIES = "smsp__inst_executed_op_ldgsts.sum"
+"""Instructions that start an asynchronous copy."""
 COMBINED = {
     "hopper_forward",
     "hopper_backward",
@@ -57,6 +59,9 @@ PREDICATED = {
 """Loads of shared memory in a short branch, and one beside it that all warps execute. The compiler
 makes the branch a predicate: a warp of which no thread takes it executes the load, without a pass.
 """
+PREDICATED_COPIES = {"tensor_core_gradients": "copy4_async("}
+"""And copies of numbers of rows (cp.async), which at least half of a block's warps take wherever it
+is counted: a predicate may make the others execute as many, without a byte."""
 HOISTED = ("mask_aux", "range_aux")
 """Arrays that masks read, for every row or element; the compiler keeps what it read before."""
 
@@ -95,6 +100,10 @@ def bounds(metric: str, value: int, launch, problem: dict, counters, report) -> 
         return value - less(report, launch, problem, OPERATIONS[metric[-6:-4]], "passes"), value
     if metric.startswith((SHARED_PASSES, SHARED_CONFLICTS)):
         return _of_passes(metric, value, launch, problem, counters, report)
+    if metric == COPIES and launch.name in PREDICATED_COPIES:
+        text = PREDICATED_COPIES[launch.name]
+        taken = [entry for entry in report.entries if text in entry.site.place.text]
+        return value, value + sum(e.count.instructions for e in taken if e.memory.space == "shared")
     return value, value
 
 
@@ -131,7 +140,7 @@ def fillers(counters) -> int:
 
     They are executed, but move nothing and take no pass. A run is one copy or more.
     """
-    return FILLERS * counters["smsp__inst_executed_op_ldgsts.sum"]
+    return FILLERS * counters[COPIES]
 
 
 def skipped(launch: Any, report: Report) -> int:
