@@ -147,12 +147,10 @@ def test_other_forward_tiles(sizes):
     assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_eight_keys_a_thread(asynchronous):
-    """K lies in columns with a skew, P apart: no bank conflict as they come and in products."""
-    problem, q, k, v, _ = random_problem(seqlen_q=21, seqlen_k=90, head_dim=32, causal=True)
-    tiles = ForwardTiles(32, 32, 4, 8, 8, 64, 1, asynchronous)
-    out, lse = np.full_like(q, np.nan), np.full((1, 1, 21), np.nan, np.float32)
+def traced_forward(tiles: ForwardTiles, **sizes):
+    """The report of one block of 64 threads that answers a whole problem, and answers it right."""
+    problem, q, k, v, _ = random_problem(head_dim=32, **sizes)
+    out, lse = np.full_like(q, np.nan), np.full((1, 1, problem.seqlen_q), np.nan, np.float32)
     scale = np.float32(problem.softmax_scale)
     arguments = (q, k, v, out, lse, np.float32(1), scale, *extra(problem))
     kernel = flash2.make_forward(Spec.of(problem, True), tiles)
@@ -160,6 +158,14 @@ def test_eight_keys_a_thread(asynchronous):
     want = truth(problem, q, k, v)
     assert np.abs(out - want.out.numpy()).max() <= 1e-5
     assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
+    return report
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_eight_keys_a_thread(asynchronous):
+    """K lies in columns with a skew, P apart: no bank conflict as they come and in products."""
+    tiles = ForwardTiles(32, 32, 4, 8, 8, 64, 1, asynchronous)
+    report = traced_forward(tiles, seqlen_q=21, seqlen_k=90, causal=True)
     loads = report.count("shared", "load")
     assert loads.conflicts == 0
     assert loads.passes == 2 * loads.instructions
@@ -172,15 +178,7 @@ def test_a_warp_leaves_out_tiles_that_its_rows_do_not_see():
     tiles = ForwardTiles(32, 32, 8, 1, 8, 64, 1)
     stores = {}
     for causal in (False, True):
-        problem, q, k, v, _ = random_problem(seqlen_q=64, seqlen_k=64, head_dim=32, causal=causal)
-        out, lse = np.full_like(q, np.nan), np.full((1, 1, 64), np.nan, np.float32)
-        scale = np.float32(problem.softmax_scale)
-        arguments = (q, k, v, out, lse, np.float32(1), scale, *extra(problem))
-        kernel = flash2.make_forward(Spec.of(problem, True), tiles)
-        report = trace(kernel)[1, 64, 0, tiles.shared_bytes](*arguments)
-        want = truth(problem, q, k, v)
-        assert np.abs(out - want.out.numpy()).max() <= 1e-5
-        assert np.abs(lse - want.lse.numpy()).max() <= 1e-5
+        report = traced_forward(tiles, seqlen_q=64, seqlen_k=64, causal=causal)
         stores[causal] = report.count("shared", "store").instructions
     assert stores[False] - stores[True] == 4 * 2, "P is stored four rows at a time"
 

@@ -108,10 +108,10 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     if cc < (8, 0) or is_busy(spec):
         return None
     masked = spec.key_range is not None or spec.keep is not None or spec.has_list
-    # row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once, uniform, late_p and
-    # notes. The largest
-    # tiles that fit: each costs barriers, a look at the mask and a turn. Above head_dim 128 there
-    # are registers for 16 keys a warp, whose products read shared memory twice as often as with 32.
+    # The largest tiles that fit: each costs barriers, a look at the mask and a turn. Above head_dim
+    # 128 there are registers for 16 keys a warp, whose products read shared memory twice as often
+    # as with 32. Of each row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once,
+    # uniform, late_p and notes.
     choices: list = [(1, 8, 2, 64, 1, 2)]
     if widest <= 64:
         choices = [(2, 8, 2, 128, 1, 2), (2, 8, 2, 64, 1, 2)]
