@@ -227,11 +227,11 @@ def test_a_run_that_is_too_long_is_refused_before_it_is_recorded():
 
     problem = Problem(60_000, 60_000, 1)
     arrays = [np.zeros((1, 60_000, 1, 1), np.float16)] * 3
-    started = time.perf_counter()
+    started = time.process_time()
     pairs = (-(-60_000 // 64)) ** 2
     with pytest.raises(ValueError, match=f"pairs of tiles, got {pairs:,}"):
         Session(problem, *arrays).run("flash2", "forward", 0)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 class Terminal:
