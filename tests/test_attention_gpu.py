@@ -21,8 +21,9 @@ pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(17)
 TAKES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
 NO_GRADIENTS = {("hopper", "K06"), ("tensor_core", "K06")}
-"""Their backward finds P in one instruction from lse, which says little where fp32 has no whole
-numbers; K06 was reported of the forward pass."""
+"""Their backward finds P from lse in one multiply-add: beyond scores of some 10**6 the rounding of
+lse alone makes P anything (`test_cases.test_why_two_rungs_have_no_gradients_of_k06`). K06 was
+reported of the forward pass."""
 each_rung = pytest.mark.parametrize("kernel", TAKES)
 
 
