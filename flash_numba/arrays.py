@@ -144,6 +144,10 @@ class Kind:
         """Handle of the CUDA stream that the caller works on."""
         raise NotImplementedError
 
+    def asks_for_same_bits(self) -> str:
+        """What of the library asks all its operations for the same bits each time, or ""."""
+        return ""
+
 
 class _Numpy(Kind):
     """numpy.ndarray."""
@@ -200,6 +204,10 @@ class _Torch(Kind):
 
     def stream(self, like) -> int:
         return sys.modules["torch"].cuda.current_stream(like.device).cuda_stream
+
+    def asks_for_same_bits(self) -> str:
+        asked = sys.modules["torch"].are_deterministic_algorithms_enabled()
+        return "torch.use_deterministic_algorithms" if asked else ""
 
 
 class _Cupy(Kind):
@@ -332,6 +340,12 @@ class Place(NamedTuple):
     def on_host(self) -> bool:
         """Whether NumPy can see the arrays."""
         return self.device == "cpu"
+
+    def wished(self, deterministic: bool | None) -> bool | None:
+        """What a call's `deterministic` comes to: None is True where the arrays' library asks."""
+        if deterministic is None and self.kind.asks_for_same_bits():
+            return True
+        return deterministic
 
     def view(self, array) -> Any:
         """The array as NumPy or as a `DeviceArray`; None stays None."""

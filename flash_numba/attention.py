@@ -118,7 +118,8 @@ def flash_attention(
         64-bit key of the dropout mask; None draws a new one each call.
     deterministic : bool or None
         True asks for a backward that gives the same bits each time, False allows another; None
-        allows it where the same bits cost more than a fifth of the time (`determinism.costs_much`).
+        allows it where the same bits cost more than a fifth of the time (`determinism.costs_much`),
+        but not on torch tensors after ``torch.use_deterministic_algorithms(True)``.
     return_lse : bool
         Return lse too.
     kernel : str
@@ -258,7 +259,7 @@ def flash_attention_backward(
     """
     needs, options = checked_needs(needs), backward_options(options)
     posed = pose(q, k, v, needs=needs, **options)
-    return backward(posed, needs, do, o, lse, dlse, kernel, deterministic)
+    return backward(posed, needs, do, o, lse, dlse, kernel, posed.place.wished(deterministic))
 
 
 def backward_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -296,8 +297,15 @@ def explain(q, k, v, *, kernel="auto", deterministic=None, needs=(), **options) 
         options["packed"] = Packed(**arrays)
     needs = checked_needs(needs)
     posed = pose(q, k, v, needs=needs, **options)
+    asked_by = "" if deterministic is not None else posed.place.kind.asks_for_same_bits()
     return ladder.look(
-        posed.problem, gpu_of(posed), kernel, deterministic, needs, aligned=posed.aligned
+        posed.problem,
+        gpu_of(posed),
+        kernel,
+        posed.place.wished(deterministic),
+        needs,
+        posed.aligned,
+        asked_by,
     )
 
 

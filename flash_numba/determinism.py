@@ -2,7 +2,8 @@
 
 A rung may have two forms of its backward pass. In one, blocks add to dQ in turn, so that its sum
 has the same bits each time; in the other as they come. The first is the default unless it takes
-more than `MOST` times as long on an H200, as `benchmarks/results` has it.
+more than `MOST` times as long on an H200, as `benchmarks/results` has it, and is so in any case
+where the arrays' library asks for it (`arrays.Place.wished`).
 """
 
 from .problem import Problem

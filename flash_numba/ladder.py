@@ -212,7 +212,9 @@ class Rung:
             )
         return None
 
-    def on_backward(self, problem: Problem, gpu: Gpu | NoGpu, needs: Sequence[str] = ()) -> str:
+    def on_backward(
+        self, problem: Problem, gpu: Gpu | NoGpu, needs: Sequence[str] = (), asked_by: str = ""
+    ) -> str:
         """What is to be said of its backward pass on a GPU: whose it is, or which of its forms."""
         if isinstance(gpu, NoGpu):
             return ""
@@ -221,9 +223,9 @@ class Rung:
             reason = f"its own has no gradient of {' and '.join(asked)}"
             return f"its backward pass is {self.borrows_backward}'s: {reason}"
         if self.fast_backward is not None:
-            text = (
-                "its backward pass gives the same bits each time; deterministic=False may be faster"
-            )
+            text = "its backward pass gives the same bits each time"
+            text += f", which {asked_by} asks for" if asked_by else ""
+            text += "; deterministic=False may be faster"
             if self.borrows_backward is not None and problem.score_mods:
                 text += f"; gradients of what a score change reads are {self.borrows_backward}'s"
             return text
@@ -347,6 +349,7 @@ def look(
     deterministic: bool | None = None,
     needs: Sequence[str] = (),
     aligned: bool = True,
+    asked_by: str = "",
 ) -> Choice:
     """Find the rung that answers, without complaint if there is none.
 
@@ -364,6 +367,8 @@ def look(
         Gradients that a backward pass is asked for.
     aligned : bool
         Whether q, k and v lie in memory as `Rung.copies_boxes` says.
+    asked_by : str
+        Who asks for the same bits each time, if not the call.
 
     Raises
     ------
@@ -381,7 +386,7 @@ def look(
             reasons[rung.name] = f"{chosen.name} comes first: it is faster"
         else:
             chosen = rung.wished(deterministic, problem)
-    of_backward = chosen.on_backward(problem, gpu, needs) if chosen else ""
+    of_backward = chosen.on_backward(problem, gpu, needs, asked_by) if chosen else ""
     return Choice(chosen, gpu, reasons, of_backward)
 
 

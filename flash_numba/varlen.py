@@ -156,4 +156,4 @@ def flash_attention_varlen_backward(
     arrays = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     packed = Packed(*arrays, max_seqlen_q, max_seqlen_k)
     posed = pose(q, k, v, packed=packed, needs=needs, **options)
-    return backward(posed, needs, do, o, lse, dlse, kernel, deterministic)
+    return backward(posed, needs, do, o, lse, dlse, kernel, posed.place.wished(deterministic))

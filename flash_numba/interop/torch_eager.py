@@ -55,6 +55,8 @@ def attention(
     packed : Packed, optional
         Of `varlen.flash_attention_varlen`.
     """
+    if deterministic is None and torch.are_deterministic_algorithms_enabled():
+        deterministic = True
     optional: Any = ()
     if not (options["mask"] is options["bias"] is options["alibi_slopes"] is None):
         optional = [(n, options[n]) for n in _OPTIONAL if options[n] is not None]

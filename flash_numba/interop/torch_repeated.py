@@ -31,6 +31,8 @@ _NESTED = "is_nested"
 _make_guard: Any = getattr(guards, "TensorGuards", None)
 _is_compiling = torch.compiler.is_compiling
 _count_modes = torch._C._len_torch_dispatch_stack
+_asks_for_same_bits = torch._C._get_deterministic_algorithms
+"""`torch.are_deterministic_algorithms_enabled`, less the call that leads there."""
 
 _known: list[tuple] = []
 """Kinds of calls, the one that was called last first.
@@ -55,6 +57,8 @@ def repeated(
     """
     if _is_compiling() or type(dropout_p) is not float or dropout_p or seed is not None:
         return None
+    if deterministic is None and _asks_for_same_bits():
+        deterministic = True
     for n, known in enumerate(_known):
         its_scale, its_causal, its_window, its_softcap, name, same, lse, run = known
         if (
@@ -93,7 +97,7 @@ def remember(call: Planned, q: Tensor, k: Tensor, v: Tensor, options: dict, wish
     call, q, k, v, options
         As `torch_eager` has them.
     wishes : tuple
-        The caller's kernel, deterministic and return_lse.
+        The caller's kernel and return_lse, and between them what `deterministic` came to.
     """
     plain = all(options[name] is None for name in _NEVER) and not options["dropout_p"]
     plain = plain and not call.forward_pass.planned.memory
