@@ -2,10 +2,10 @@
 
     python benchmarks/sanitize.py benchmarks/results/sanitize.json
 
-A process for each tool, rung and part of the features runs `exercise`: tails, causal and window,
-key lengths, a block list, grouped heads, dropout, softcap, the gradients of lse, of a bias and of a
-learned tensor, packed sequences, the backward pass that adds in any order. All find their kernels
-compiled, by a first process without a tool for each rung and part. The JSON has the errors that
+A process for each tool, rung and part of `sanitized_problems` runs `exercise`: tails, causal and
+window, key lengths, a block list, grouped heads, dropout, softcap, the gradients of lse, of a bias
+and of a learned tensor, packed sequences, the backward pass that adds in any order. All find their
+kernels compiled, by a first process without a tool for each problem. The JSON has the errors that
 each tool reported; the exit status is 1 if there was any.
 
 initcheck does not see the copy engine write, and reports every later read of what it wrote: the
@@ -24,61 +24,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from sanitized_problems import PROBLEMS, lengths, run
 
-from flash_numba import (
-    flash_attention,
-    flash_attention_backward,
-    flash_attention_varlen,
-    flash_attention_varlen_backward,
-    gpu_call,
-    launch,
-    masks,
-    tiling,
-)
-from flash_numba.kernels import hopper_backward_fast
-from flash_numba.kernels.hopper_backward_tiles import HopperBackwardTiles
-from flash_numba.ladder import RUNGS
-from flash_numba.problem import DTYPES, Problem
+from flash_numba import gpu_call, launch
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-TYPES = {rung.name: rung.dtypes for rung in RUNGS if rung.modules}
-PARTS = [
-    (rung.name, part)
-    for rung in RUNGS
-    for part in ("changes", "masks", "packed", "fast", "wide")
-    if rung.modules
-    and (part != "packed" or "packed sequences" not in rung.kernels_lack)
-    and (part not in ("fast", "wide") or rung.fast_backward)
-]
-"""What is run: Hopper's backward pass has other kernels in its fast form and for wide heads."""
-
 BULK = {"hopper": ("o", "dk", "dv")}
 """Outputs that a rung's kernels store through the copy engine."""
 
 CONTROLS = [("initcheck", "stored_tile", how) for how in ("bulk", "plain")]
-
-
-def stripes(batch, head, q_idx, k_idx, aux):
-    """A mask without a key range, for a block list."""
-    return (q_idx // aux[0] + k_idx // aux[0]) % 3 != 0
-
-
-def tempered(score, batch, head, q_idx, k_idx, aux):
-    """A score change with a learned number a head."""
-    return score * aux[0][head]
-
-
-def tempered_derivative(score, batch, head, q_idx, k_idx, aux):
-    """d tempered / d score."""
-    return aux[0][head]
-
-
-def tempered_aux_derivative(score, batch, head, q_idx, k_idx, term, aux):
-    """d tempered / d aux[0][head]."""
-    return score
 
 
 def fill(names: Sequence[str]) -> None:
@@ -95,8 +51,11 @@ def fill(names: Sequence[str]) -> None:
     setattr(gpu_call._Memory, "_write", filled)  # noqa: B010 - as below
 
 
-def exercise(rung: str, part: str, scale: int) -> None:
-    """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names."""
+def exercise(rung: str, part: str, scale: int, only: int | None = None) -> None:
+    """Run `rung` on problems of about ``64 * scale`` positions, and print its kernels' names.
+
+    Those of a part, or its problem number `only`.
+    """
     names, whole = set(), launch._function
 
     def noted(dispatcher, *arguments):
@@ -104,58 +63,15 @@ def exercise(rung: str, part: str, scale: int) -> None:
         return whole(dispatcher, *arguments)
 
     setattr(launch, "_function", noted)  # noqa: B010 - a checker would refuse the assignment
-    found = (packed if part == "packed" else padded)(rung, part, 64 * scale + 7, 64 * scale + 21)
-    assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
+    n, m = lengths(scale)
+    for number, one in enumerate(PROBLEMS[rung][part]):
+        if only in (None, number):
+            found = run(rung, one, n, m + one.more_keys)
+            assert all(np.isfinite(x.astype(np.float32)).all() for x in found if x is not None)
     print("KERNELS", *sorted(names))
 
 
-def normal(*shape, dtype="fp32") -> np.ndarray:
-    """Random numbers."""
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(DTYPES[dtype])
-
-
-def padded(rung: str, part: str, n: int, m: int):
-    """O, lse and gradients of two sequences of `n` queries and `m` keys."""
-    if part == "fast":
-        few = hopper_backward_fast.FEW_MASKED  # with as many key tiles it is not fast
-        m += few * HopperBackwardTiles.tile_n
-    depth = 136 if part == "wide" else 40
-    listed = masks.Mask("stripes", stripes, (32,))
-    blocks = tiling.BlockMask.from_mask(listed, Problem(n, m, depth), 32, 64)
-    rule = tempered_derivative, 0, ("head",), tempered_aux_derivative
-    learned = masks.ScoreMod("tempered", tempered, (normal(2),), *rule)
-    of_masks = {"window": (60, 3), "key_lengths": np.array([0, m - 5]), "block_mask": blocks}
-    options: dict[str, Any] = {
-        "changes": {"causal": True, "dropout_p": 0.2, "seed": 5, "softcap": 2.0}
-        | {"score_mod": learned, "bias": normal(2, 1, m)},
-        "masks": of_masks,
-        "wide": of_masks,
-        "fast": of_masks | {"deterministic": False},
-    }[part] | {"kernel": rung}
-    needs = ("q", "k", "v", *(("bias", "score_mod") if part == "changes" else ()))
-    dtype = TYPES[rung][part == "masks"]
-    q, do = normal(2, n, 2, depth, dtype=dtype), normal(2, n, 2, 24, dtype=dtype)
-    k, v = normal(2, m, 1, depth, dtype=dtype), normal(2, m, 1, 24, dtype=dtype)
-    o, lse = flash_attention(q, k, v, return_lse=True, **options)
-    dlse = normal(2, 2, n)
-    found = flash_attention_backward(do, q, k, v, o, lse, dlse=dlse, needs=needs, **options)
-    return o, np.maximum(lse, -1e30), *found
-
-
-def packed(rung: str, part: str, n: int, m: int):
-    """O, lse and gradients of three sequences behind each other, one of them without a key."""
-    dtype = TYPES[rung][0]
-    q, do = normal(n, 2, 40, dtype=dtype), normal(n, 2, 24, dtype=dtype)
-    k, v = normal(m, 1, 40, dtype=dtype), normal(m, 1, 24, dtype=dtype)
-    options = {"cu_seqlens_q": [0, 5, 40, n], "cu_seqlens_k": [0, 3, 3, m], "causal": True}
-    options |= {"seqused_k": [3, 0, m - 9], "kernel": rung}
-    o, lse = flash_attention_varlen(q, k, v, return_lse=True, **options)
-    dlse = normal(2, n)
-    found = flash_attention_varlen_backward(do, q, k, v, o, lse, dlse=dlse, **options)
-    return o, np.maximum(lse, -1e30), *found
-
-
-def sanitized(tool: str | None, rung: str, part: str) -> dict:
+def sanitized(tool: str | None, rung: str, part: str, only: int | None = None) -> dict:
     """One row: a process that exercises `rung`, under `tool` if there is one."""
     scale = "1" if tool == "racecheck" else "2"
     filled = BULK.get(rung, ()) if tool == "initcheck" else ()
@@ -164,6 +80,7 @@ def sanitized(tool: str | None, rung: str, part: str) -> dict:
     else:
         command = [sys.executable, __file__, "--exercise", rung, part, "--scale", scale]
         command += ["--fill", *filled]
+        command += [] if only is None else ["--only", str(only)]
     if tool:
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -199,19 +116,21 @@ def main() -> None:
     parser.add_argument("output", nargs="?")
     parser.add_argument("--exercise", nargs=2, metavar=("RUNG", "PART"))
     parser.add_argument("--scale", type=int, default=2)
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="of the part's problems")
     parser.add_argument("--fill", nargs="*", default=[], metavar="OUTPUT")
     parser.add_argument("--compile", action="store_true", help="and run no tool")
-    parser.add_argument("--rungs", nargs="+", default=list(TYPES), choices=TYPES)
+    parser.add_argument("--rungs", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     if options.exercise:
         rung, part = options.exercise
         fill(options.fill)
-        exercise(rung, part, options.scale)
+        exercise(rung, part, options.scale, options.only)
         return
-    parts = [part for part in PARTS if part[0] in options.rungs]
+    parts = [(rung, part) for rung in options.rungs for part in PROBLEMS[rung]]
+    each = [(*part, n) for part in parts for n in range(len(PROBLEMS[part[0]][part[1]]))]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda one: sanitized(None, *one), parts))
+        list(pool.map(lambda one: sanitized(None, *one), each))
         if options.compile:
             return
         rows = []
