@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from flash_numba.kernels import hopper, hopper_backward
-from flash_numba.kernels.hopper_backward_tiles import hopper_backward_tiles
+from flash_numba.kernels.hopper_backward_tiles import (
+    BACKWARDS_AT_ONCE,
+    KEYS_AT_ONCE,
+    heads_at_once,
+    hopper_backward_tiles,
+)
+from flash_numba.launch import multiprocessors
 
 torch = pytest.importorskip("torch")
 import beside_flash_attention_2 as beside  # noqa: E402
@@ -112,6 +118,32 @@ def test_strides_and_the_gradient_of_lse():
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_same_bits_every_time(d, dtype, causal):
     problem, *tensors = make((1, 20, 4, 1500, 1500, d, d, dtype, {"causal": causal}))
+    first = backward(problem, *tensors)
+    for _ in range(30):
+        assert all(map(torch.equal, first, backward(problem, *tensors)))
+
+
+LONG = [(64, "fp16", 2200, False), (64, "fp16", 2200, True)]
+LONG += [(128, "bf16", 2200, False), (128, "bf16", 2200, True)]
+LONG += [(192, "fp16", 4200, True), (256, "bf16", 4200, True)]
+"""head_dim, dtype, N and causal: sequences long enough that wide heads, causal, walk backwards."""
+
+
+@pytest.mark.parametrize(("d", "dtype", "n", "causal"), LONG)
+def test_long_sequences(d, dtype, n, causal):
+    for queries in (n, 700):
+        problem, *tensors = make((1, 4, 2, queries, n, d, d, dtype, {"causal": causal}))
+        assert hopper_backward_tiles(problem).backwards == (d > 128)
+        check(problem, *tensors)
+
+
+@pytest.mark.parametrize(("d", "dtype", "n", "causal"), LONG)
+def test_long_sequences_have_the_same_bits(d, dtype, n, causal):
+    """And of more heads than are worked on side by side."""
+    problem, *tensors = make((1, 48, 24, n, n, d, d, dtype, {"causal": causal}))
+    tiles = hopper_backward_tiles(problem)
+    keys = BACKWARDS_AT_ONCE if tiles.backwards else KEYS_AT_ONCE
+    assert heads_at_once(problem, tiles.tile_n, multiprocessors(), keys) < 24
     first = backward(problem, *tensors)
     for _ in range(30):
         assert all(map(torch.equal, first, backward(problem, *tensors)))

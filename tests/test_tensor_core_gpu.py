@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from flash_numba.device import turns
 from flash_numba.kernels import tensor_core, tensor_core_backward
+from flash_numba.tiling import ceil_div
 
 torch = pytest.importorskip("torch")
 import beside_flash_attention_2 as beside  # noqa: E402
@@ -163,6 +165,20 @@ def test_some_gradients(d, wanted):
 def test_backward_repeats_bit_for_bit(d, causal):
     """Many key tiles add to each query tile's dQ, on more blocks than run at once."""
     problem, *tensors = make((2, 12, 4, 1500, 1500, d, d, "bf16", {"causal": causal}))
+    first = backward(problem, *tensors)
+    for _ in range(29):
+        assert all(map(torch.equal, first, backward(problem, *tensors)))
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_key_tiles_than_few(d, causal):
+    """The first one begins and all walk back: right, and the same bits each time."""
+    problem, *tensors = make((1, 16, 8, 2200, 2200, d, d, "bf16", {"causal": causal}))
+    tiles = tensor_core_backward.one_kernel_tiles(problem)
+    assert tiles is not None
+    assert ceil_div(problem.seqlen_k, tiles.tile_n) > turns.FEW
+    check_gradients(problem, *tensors)
     first = backward(problem, *tensors)
     for _ in range(29):
         assert all(map(torch.equal, first, backward(problem, *tensors)))
