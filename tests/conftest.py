@@ -4,9 +4,12 @@ import functools
 import os
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
-settings.register_profile("ci", derandomize=True, deadline=None)
+# Nothing depends on how busy the machine is, also not how long an example takes to draw.
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 # For the mutation check, which asks only whether a test fails: no search for a small example.
 settings.register_profile(
     "mutation", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]

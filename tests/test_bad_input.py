@@ -434,7 +434,7 @@ def command(*arguments, **options):
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {}),
-        timeout=60,
+        timeout=300,
         check=False,
         **options,
     )

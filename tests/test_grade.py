@@ -4,9 +4,11 @@ import linecache
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from answers import SOLUTIONS, Answer, backward, flash, formulas, kernels, steps
 
 from flash_numba import reference
 from simulator.grade import PUZZLES, grade, hint, statement
+from simulator.grading import limit
 from simulator.grading.cases import CAUSAL, SHAPES, SHARED
 from simulator.grading.limit import time_limit
 from simulator.machine import Machine
@@ -259,7 +262,7 @@ def test_functions_can_be_profiled_after_an_answer(endless, word):
     """No exception is left under way: CPython 3.11 would spin where a profiled function begins."""
     source = PROFILED.format(endless=endless, seconds=0.2 if endless else 20)
     done = subprocess.run(
-        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.split() == [word, "True"], done.stderr
 
@@ -291,9 +294,44 @@ def test_an_answer_that_ends_python_fails(puzzle):
     assert re.search(r"sys\.exit\(|raise", lines[found.line - 1])
 
 
+def work(seconds):
+    """So many seconds of processor time."""
+    start = time.process_time()
+    while time.process_time() - start < seconds:
+        pass
+
+
 def test_a_limit_that_is_not_reached_changes_nothing():
     with time_limit(0.2):
         pass
+    work(0.6)
+
+
+def test_a_limit_that_is_reached_at_the_very_end_ends_with_it(monkeypatch):
+    """Just when the answer is done and waits to say so."""
+    own = threading.get_ident()
+
+    class Lock:
+        waits = True
+
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __enter__(self):
+            if threading.get_ident() == own and Lock.waits:
+                Lock.waits = False
+                work(60)
+            self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+
+    names = ("get_ident", "Event", "Thread")
+    others = {name: getattr(threading, name) for name in names}
+    monkeypatch.setattr(limit, "threading", SimpleNamespace(Lock=Lock, **others))
     start = time.process_time()
-    while time.process_time() - start < 0.6:
+    with time_limit(0.2):
         pass
+    assert not Lock.waits
+    work(0.6)
+    assert time.process_time() - start < 30

@@ -50,7 +50,7 @@ def test_a_program_leaves_its_record_and_its_words(tmp_path):
 
 
 def test_a_program_that_takes_too_long_is_cut_and_said(tmp_path):
-    run = records.Records(tmp_path / "found", "abc", 6)
+    run = records.Records(tmp_path / "found", "abc", 9)
     run.run(stub(tmp_path, "import time; time.sleep(60)", seconds=5), 0)
     run.run(stub(tmp_path, "print('late')"), 0)
     log = (tmp_path / "found" / "log.txt").read_text()

@@ -45,6 +45,15 @@ async def type_in(app, pilot, key, text):
     assert app.prompt is None
 
 
+async def until(pilot, holds):
+    """Wait for what comes in a moment, or later on a busy machine."""
+    for _ in range(9000):
+        if holds():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it never came")
+
+
 def seen(app):
     """The letters of the frame on screen."""
     console = Console(width=app.size.width, color_system=None)
@@ -170,10 +179,7 @@ def test_breakpoints_stop_playing_and_can_be_walked():
         await pilot.press("home")
         app.speed = 9
         await pilot.press("space")
-        for _ in range(100):
-            await pilot.pause(0.02)
-            if not app.playing:
-                break
+        await until(pilot, lambda: not app.playing)
         assert app.event == hits[0]
         assert "stopped at a breakpoint" in app.status
         await type_in(app, pilot, "b", "nonsense")
@@ -197,10 +203,7 @@ def test_playing_pausing_and_speed():
         await pilot.press("space")
         assert app.playing
         assert "playing, 50 events/s" in seen(app)
-        for _ in range(100):
-            await pilot.pause(0.02)
-            if app.event:
-                break
+        await until(pilot, lambda: app.event > 0)
         await pilot.press("space")
         at = app.event
         assert at > 0
@@ -209,10 +212,7 @@ def test_playing_pausing_and_speed():
         assert app.event == at, "paused is paused"
         app.speed = 9
         await pilot.press("end", "space")
-        for _ in range(100):
-            await pilot.pause(0.02)
-            if not app.playing:
-                break
+        await until(pilot, lambda: not app.playing)
         assert app.event == len(app.loaded.replay) - 1, "from the end it plays from the start"
 
     drive(script)

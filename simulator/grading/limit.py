@@ -43,10 +43,20 @@ def time_limit(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        with lock:
-            over.set()
+        _end(over, lock)
         if raised.is_set():
             _let_arrive(thread)
+
+
+def _end(over: threading.Event, lock: threading.Lock) -> None:
+    """Let nothing be raised from now on, also if `Endless` arrives meanwhile."""
+    while True:
+        try:
+            with lock:
+                over.set()
+            return
+        except Endless:
+            pass
 
 
 def _raise_in(thread: int) -> None:
