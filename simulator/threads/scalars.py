@@ -2,7 +2,7 @@
 
 Floats are NumPy scalars, which round after every operation. A signed integer is a Python int:
 Numba computes them all in 64 bits. An unsigned one is an `Unsigned`, since Numba gives uint64 for
-two of them, int64 for a small one with a signed one, and float64 for uint64 with int64.
+two of them, and int64 for one with a signed one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ import numpy as np
 from .per_block import PerBlock
 
 F16, F32, F64, BF16 = np.float16, np.float32, np.float64, ml_dtypes.bfloat16
-MASK_64 = 2**64 - 1
+HALF_64, MASK_64 = 2**63, 2**64 - 1
+
+
+def as_int64(x: int) -> int:
+    """The int64 with the same lowest 64 bits."""
+    return (x + HALF_64 & MASK_64) - HALF_64
 
 
 class Unsigned(int):
@@ -58,21 +63,22 @@ class Unsigned8(Unsigned):
     bits = 8
 
 
+def _as_uint64(x: int) -> Unsigned:
+    return Unsigned(x & MASK_64)
+
+
 def _arithmetic(operate):
     def method(self, other, swap=False):
         if other.__class__ is PerBlock:
             return NotImplemented
         a, b = int(self), other
         if isinstance(other, Unsigned):
-            b, unsigned = int(other), True
+            convert, b = _as_uint64, int(other)
         elif isinstance(other, int):
-            unsigned = False
-            if self.bits == 64:
-                a, b = F64(a), F64(other)
+            convert, a = as_int64, as_int64(a)
         else:
-            a, unsigned = F64(a), False
-        result = operate(b, a) if swap else operate(a, b)
-        return Unsigned(result & MASK_64) if unsigned else result
+            return operate(b, F64(a)) if swap else operate(F64(a), b)
+        return convert(operate(b, a) if swap else operate(a, b))
 
     return method
 
@@ -82,8 +88,7 @@ def _bitwise(operate):
         if not isinstance(other, int) or other.__class__ is PerBlock:
             return NotImplemented
         result = operate(int(other), int(self)) if swap else operate(int(self), int(other))
-        wide = isinstance(other, Unsigned) or self.bits == 64
-        return Unsigned(result & MASK_64) if wide else result
+        return _as_uint64(result) if isinstance(other, Unsigned) else as_int64(result)
 
     return method
 
@@ -94,7 +99,7 @@ def _shift(operate):
             return NotImplemented
         if swap:
             return operate(int(other), int(self))
-        return Unsigned(operate(int(self), int(other)) & MASK_64)
+        return _as_uint64(operate(int(self), int(other)))
 
     return method
 

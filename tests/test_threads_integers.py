@@ -1,0 +1,63 @@
+"""Integers of the thread runner: types and wrapping as Numba has them for CUDA."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="kernels need numba")
+
+import traced_numbers as kernels
+from numba import cuda, njit, types
+
+from simulator.threads import trace
+
+F32 = np.float32
+
+
+def type_of(function, *arguments) -> str:
+    """Type that numba-cuda gives the result of a device function."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return str(cuda.compile(function, arguments, device=True, cc=(9, 0))[1])
+
+
+def sum_of(a, b):
+    return a + b
+
+
+def test_unsigned_integers_are_indices():
+    x, p = np.arange(32, dtype=F32) + 100, np.arange(16, dtype=np.uint32)
+    y = np.zeros((2, 16), F32)
+    trace(kernels.indices_of_sums)[1, 16](x, p, p[::-1].copy(), y)
+    assert y.tolist() == [[115] * 16, (p + 100).tolist()]
+
+
+@pytest.mark.parametrize("blocks", [None, "representative"])
+def test_uint64_is_an_index(blocks):
+    x, p, y = np.arange(32, dtype=F32), np.arange(32, dtype=np.uint64), np.zeros((2, 32), F32)
+    report = trace(kernels.indices_of_64_bits, blocks=blocks)[1, 32](x, p, y)
+    assert y.tolist() == [x.tolist(), (x + 1).tolist()]
+    assert report.count("shared", "load").instructions == 1
+
+
+def test_uint64_with_int64_is_int64():
+    assert type_of(sum_of, types.uint64, types.int64) == "int64"
+    assert type_of(sum_of, types.uint32, types.uint8) == "uint64"
+    p = np.array([7, 2**62, 2**64 - 5, 1], np.uint64)
+    n = np.array([-3, 5, 2, -1], np.int64)
+    y, expected = np.zeros((6, 4), np.int64), np.zeros((6, 4), np.int64)
+    trace(kernels.mixed)[1, 4](p, n, y)
+
+    @njit
+    def compiled(p, n, y):
+        for i in range(4):
+            y[0, i] = p[i] + n[i]
+            y[1, i] = n[i] * p[i]
+            y[2, i] = p[i] // n[i]
+            y[3, i] = n[i] % p[i]
+            y[4, i] = (p[i] & n[i]) >> 1
+            y[5, i] = n[i] - p[i]
+
+    compiled(p, n, expected)
+    np.testing.assert_array_equal(y, expected)

@@ -1,0 +1,39 @@
+"""Kernels of integers, whose numbers `test_threads_integers` derives by Numba's rules."""
+
+# numba.cuda describes its device API by stubs that a type checker takes at their word.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
+
+from numba import cuda, float32, uint32
+
+
+@cuda.jit
+def indices_of_sums(x, p, q, y):
+    """Two uint32 make a uint64."""
+    i = cuda.threadIdx.x
+    y[0, i] = x[p[i] + q[i]]
+    y[1, i] = x[(p[i] * uint32(4)) >> uint32(2)]
+
+
+@cuda.jit
+def indices_of_64_bits(x, p, y):
+    """uint64 as index of global and shared memory, of one and of two axes."""
+    i = cuda.threadIdx.x
+    s = cuda.shared.array((8, 4), float32)
+    s[p[i] // 4, p[i] % 4] = x[p[i]]
+    cuda.syncthreads()
+    y[p[i] * 0, p[i]] = s[p[i] // 4, p[i] % 4]
+    y[1 + p[i] * 0, p[i]] += x[p[i]]
+    cuda.atomic.add(y, (1, p[i]), float32(1))
+
+
+@cuda.jit
+def mixed(p, n, y):
+    """uint64 with int64 is int64."""
+    i = cuda.threadIdx.x
+    y[0, i] = p[i] + n[i]
+    y[1, i] = n[i] * p[i]
+    y[2, i] = p[i] // n[i]
+    y[3, i] = n[i] % p[i]
+    y[4, i] = (p[i] & n[i]) >> 1
+    y[5, i] = n[i] - p[i]
