@@ -61,3 +61,22 @@ def test_uint64_with_int64_is_int64():
 
     compiled(p, n, expected)
     np.testing.assert_array_equal(y, expected)
+
+
+DTYPES = ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"]
+CASES = [(function, dtype) for function in kernels.WRAPPING for dtype in DTYPES[-2:]]
+CASES += [(function, dtype) for function in kernels.WIDTHS for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(("function", "dtype"), CASES, ids=lambda a: getattr(a, "__name__", a))
+def test_integers_are_what_numba_compiles(function, dtype):
+    """`numba.njit` types integers as numba-cuda does, and the arithmetic is the same."""
+    limits = np.iinfo(dtype)
+    x = np.array([68, 3, limits.max, limits.min, 9000000057 % limits.max, 1], dtype)
+    compiled = njit(function)
+    expected = [compiled(one) for one in x]
+    given = compiled.nopython_signatures[0].return_type
+    assert type_of(function, getattr(types, dtype)) == str(given)
+    y = np.zeros(len(x), "bool" if str(given) == "bool" else str(given))
+    trace(kernels.make_map(function))[1, len(x)](x, y)
+    assert y.tolist() == [int(one) for one in expected]

@@ -37,3 +37,74 @@ def mixed(p, n, y):
     y[3, i] = n[i] % p[i]
     y[4, i] = (p[i] & n[i]) >> 1
     y[5, i] = n[i] - p[i]
+
+
+def congruential(a):
+    """Each step wraps."""
+    h = a * 1
+    for _ in range(5):
+        h = h * 6364136223846793005 + 1442695040888963407
+    return (h >> 33) ^ h
+
+
+def square(a):
+    return (a * a) >> 33
+
+
+def shifted(a):
+    return ((a + 1) << 62) > 0
+
+
+def sums(a):
+    return (a + 0x7FFFFFFFFFFFFFFF) // 3 - (a - -0x7FFFFFFFFFFFFFFF) // 5
+
+
+def accumulated(a):
+    total = 1
+    n = 0
+    while n < 70:
+        total += total + a
+        n += 1
+    return total % 1000
+
+
+def powers(a):
+    return a**5 // 7
+
+
+def inverted(a):
+    return (~a) >> uint32(28)
+
+
+def negative(a):
+    return -a
+
+
+def half_negative(a):
+    return -a // 2
+
+
+def large(a):
+    return (a ^ 0xFFFFFFFFFFFFFFFF) >> 1
+
+
+def absolute(a):
+    return abs(a) + a
+
+
+WRAPPING = (congruential, square, shifted, sums, accumulated, powers)
+"""Functions of an integer of 64 bits. Of narrower ones LLVM may use that signed results which do
+not fit are undefined."""
+WIDTHS = (inverted, negative, half_negative, large, absolute)
+"""Functions in which the width of the integer matters."""
+
+
+def make_map(function):
+    """A kernel that applies a function to each element."""
+
+    @cuda.jit
+    def map_all(x, y):
+        i = cuda.threadIdx.x
+        y[i] = function(x[i])
+
+    return map_all

@@ -9,7 +9,7 @@ import operator
 import numpy as np
 
 from .per_block import PerBlock, PerBlockTruth, block_range, either
-from .scalars import F16, F32, F64
+from .scalars import CASTS, F16, F32, F64, FLOATS
 
 
 def divide(a, b):
@@ -22,7 +22,9 @@ def divide(a, b):
 
 
 def as_int(x):
-    """``int``."""
+    """``int``; a float beyond int64 is its nearest."""
+    if isinstance(x, FLOATS):
+        return CASTS["int64"](x)
     return x if x.__class__ is PerBlock else int(x)
 
 

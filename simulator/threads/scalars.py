@@ -23,6 +23,15 @@ def as_int64(x: int) -> int:
     return (x + HALF_64 & MASK_64) - HALF_64
 
 
+def wrapped(x):
+    """A result as int64 if it is a signed integer; anything else as it is."""
+    if x.__class__ is int:
+        return x if -HALF_64 <= x < HALF_64 else as_int64(x)
+    if x.__class__ is PerBlock and type(x.plain) is int:
+        return x.mapped(as_int64, lambda many: many)
+    return x
+
+
 class Unsigned(int):
     """An unsigned integer; `bits` is its width in memory."""
 
@@ -36,10 +45,17 @@ class Unsigned(int):
         return other / F64(int(self))
 
     def __neg__(self):
-        return Unsigned(-int(self) & MASK_64)
+        """In the width of the operand, before the result is uint64."""
+        return Unsigned(-int(self) & (1 << self.bits) - 1)
 
     def __invert__(self):
-        return Unsigned(~int(self) & MASK_64)
+        """In the width of the operand, before the result is uint64."""
+        return Unsigned(~int(self) & (1 << self.bits) - 1)
+
+    def __abs__(self):
+        return self
+
+    __pos__ = __abs__
 
 
 class Unsigned32(Unsigned):
@@ -98,7 +114,7 @@ def _shift(operate):
         if other.__class__ is PerBlock:
             return NotImplemented
         if swap:
-            return operate(int(other), int(self))
+            return as_int64(operate(int(other), int(self)))
         return _as_uint64(operate(int(self), int(other)))
 
     return method
@@ -208,4 +224,6 @@ def argument(value):
         return CASTS[value.dtype.name](value)
     if type(value) is float:
         return F64(value)
+    if type(value) is int and value >= HALF_64:
+        return Unsigned(value)
     return value

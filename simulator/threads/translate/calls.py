@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..collectives import COLLECTIVE_UNIFORM
 from ..mathematics import NOT_FLOATS
 from .expressions import Expressions
-from .kinds import ANY, FLOATS, INTEGERS, NONE, Kind, escaped, number, wider
+from .kinds import ANY, FLOATS, INTEGERS, NONE, SHAPE_BITS, Kind, escaped, number, wider
 from .link import Target
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ class Calls(Expressions):
 
     def _kind_builtin(self, name, arguments, uniform):
         if name == "range":
-            return Kind("range", uniform)
-        if name in ("len", "int"):
+            return Kind("range", uniform, bits=max(one.bits for one in arguments))
+        if name == "len":
+            return Kind("int", uniform, bits=SHAPE_BITS)
+        if name == "int":
             return Kind("int", uniform)
         if name in ("float", "bool"):
             return Kind({"float": "float64"}.get(name, name), uniform)
@@ -80,7 +82,7 @@ class Calls(Expressions):
             kind = arguments[0].name
             for one in arguments[1:]:
                 kind = wider(kind, one.name)
-            return Kind(kind, uniform)
+            return Kind(kind, uniform, bits=max(one.bits for one in arguments))
         if name == "abs" and arguments:
             return arguments[0]
         return Kind("any", uniform)
@@ -102,7 +104,7 @@ class Calls(Expressions):
         if name.startswith("shfl") and len(arguments) > 1:
             return arguments[1]._replace(uniform=name == "shfl_sync" and arguments[2].uniform)
         if name in ("grid", "gridsize"):
-            one = Kind("int", name == "gridsize")
+            one = Kind("int", name == "gridsize", bits=SHAPE_BITS)
             ndim = node.args[0].value if isinstance(node.args[0], ast.Constant) else 1
             return one if ndim == 1 else Kind("tuple", one.uniform, parts=(one,) * ndim)
         if name == "fma" and {kind.name for kind in arguments} == {"float32"}:

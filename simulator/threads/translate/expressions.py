@@ -8,7 +8,9 @@ from ..scalars import dtype_name
 from .constants import Constants
 from .kinds import (
     ANY,
+    INDEX_BITS,
     INDEX_ROOTS,
+    SHAPE_BITS,
     UNIFORM_INT,
     Kind,
     escaped,
@@ -50,13 +52,13 @@ class Expressions(Constants):
     def _kind_attribute(self, node):
         if target := self.static(node):
             if target.what == "cuda" and target.value == "laneid":
-                return Kind("int")
+                return Kind("int", bits=INDEX_BITS)
             if target.what == "cuda" and target.value == "warpsize":
                 return UNIFORM_INT
             return self._kind_static(target)
         base = self.static(node.value)
         if base and base.what == "cuda" and base.value in INDEX_ROOTS:
-            return Kind("int", INDEX_ROOTS[base.value])
+            return Kind("int", INDEX_ROOTS[base.value], bits=INDEX_BITS)
         kind = self.kind(node.value)
         if kind.name == "tuple" and kind.value and node.attr in kind.value.value._fields:
             return kind.parts[kind.value.value._fields.index(node.attr)]
@@ -84,7 +86,11 @@ class Expressions(Constants):
 
     def _kind_unaryop(self, node):
         kind = self.kind(node.operand)
-        return Kind("bool", kind.uniform) if isinstance(node.op, ast.Not) else kind
+        if isinstance(node.op, ast.Not):
+            return Kind("bool", kind.uniform)
+        if kind.name == "bool" and isinstance(node.op, ast.USub | ast.UAdd):
+            return Kind("int", kind.uniform, bits=2)
+        return kind._replace(dtype="", bits=min(kind.bits + 1, 64)) if kind.name == "int" else kind
 
     def _kind_compare(self, node):
         uniform = all(self.kind(one).uniform for one in (node.left, *node.comparators))
@@ -157,7 +163,7 @@ class Expressions(Constants):
     def _item(self, iterable) -> Kind:
         name = self.iterates(iterable)
         if name == "enumerate":
-            turn = Kind("int", self.kind(iterable).uniform)
+            turn = Kind("int", self.kind(iterable).uniform, bits=SHAPE_BITS)
             return Kind("tuple", False, parts=(turn, self._item(iterable.args[0])))
         if name == "zip":
             return Kind("tuple", False, parts=tuple(self._item(one) for one in iterable.args))
@@ -167,7 +173,7 @@ class Expressions(Constants):
         if kind.name == "local":
             return number(kind.dtype, False) if len(kind.shape) == 1 else ANY
         if kind.name == "range":
-            return Kind("int", kind.uniform)
+            return Kind("int", kind.uniform, bits=kind.bits)
         if kind.name == "tuple" and kind.parts:
             item: Kind | None = None
             for part in kind.parts:

@@ -18,13 +18,13 @@ from ..mathematics import divide
 from ..memory import SharedMemory
 from ..proxies import ASYNC_PROXY
 from ..runtime import Runtime
-from ..scalars import F64, argument
+from ..scalars import F64, argument, wrapped
 from .fingerprint import Fingerprint
 from .flops import BlockCounters
 from .following import Book
 from .following_calls import leaks_of
 from .infer import Analysis
-from .kinds import ANY, Kind, of_value
+from .kinds import ANY, Kind, bounded, of_value
 from .link import classify
 from .numba_types import kind_of_type, numba_type
 from .registers import run_time_indices
@@ -35,7 +35,7 @@ def _key(function, kinds) -> tuple:
     def simple(kind: Kind):
         parts = tuple(simple(part) for part in kind.parts)
         value = id(kind.value.value) if kind.value else None
-        return (*kind[:5], parts, value)
+        return (*kind[:5], parts, value, kind.bits)
 
     return (function, tuple(simple(kind) for kind in kinds))
 
@@ -77,6 +77,7 @@ class Functions:
             "_spin": runtime.spin,
             "_left": runtime.left,
             "_argument": argument,
+            "_int64": wrapped,
             "_enter": self._enter,
             "_load": self._load,
             "_store": self._store,
@@ -111,7 +112,7 @@ class Functions:
                 value = classify(parameter.default)
                 plain = value.what == "const"
                 kind = of_value(value.value) if plain else Kind("static", True, value=value)
-            given.append(kind)
+            given.append(bounded(kind))
         key = _key(function, given)
         if key not in self._analyses:
             self._analyses[key] = None

@@ -11,7 +11,7 @@ import types
 
 from ..errors import fail
 from .calls import Calls
-from .kinds import ANY, NONE, Kind, join, of_operation
+from .kinds import ANY, NONE, Kind, bounded, join, of_operation
 from .link import names_of
 from .source import definition
 
@@ -66,7 +66,7 @@ class Analysis(Calls):
         self._run()
 
     def _run(self):
-        for _ in range(12):
+        for _ in range(40):
             before = (dict(self.env), self.returns, len(self.varying_loops))
             self._statements(self.body)
             if before == (self.env, self.returns, len(self.varying_loops)):
@@ -146,7 +146,9 @@ class Analysis(Calls):
             if self._divergent and not even_if_divergent:
                 kind = kind._replace(uniform=False)
             old = self.env.get(target.id)
-            self.env[target.id] = kind if old is None else join(old, kind)
+            new = kind if old is None else join(old, kind)
+            grows = old is not None and new.bits > old.bits
+            self.env[target.id] = bounded(new) if grows else new
         elif isinstance(target, ast.Tuple | ast.List):
             parts = kind.parts if kind.name == "tuple" else ()
             if kind.name == "array":

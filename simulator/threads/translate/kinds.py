@@ -33,6 +33,8 @@ class Kind(NamedTuple):
         Of a tuple.
     value : object
         Of a static; the class of a named tuple.
+    bits : int
+        Of an "int", a range or a loop's turns: all values are signed integers of so many bits.
     """
 
     name: str = "any"
@@ -42,18 +44,46 @@ class Kind(NamedTuple):
     shape: tuple = ()
     parts: tuple = ()
     value: Any = None
+    bits: int = 64
 
 
 ANY = Kind()
 NONE = Kind("none", True)
-UNIFORM_INT = Kind("int", True)
+INDEX_BITS, SHAPE_BITS = 33, 48
+"""Of blockIdx and the like, and of a number of elements or bytes in the memory of a machine."""
+UNIFORM_INT = Kind("int", True, bits=SHAPE_BITS)
 
 
 def number(name: str, uniform: bool) -> Kind:
     """Kind of a scalar of a type in `scalars.CASTS`."""
     if name.startswith("uint"):
         return Kind("unsigned", uniform)
-    return Kind("int" if name.startswith("int") else name, uniform)
+    if name.startswith("int"):
+        narrow = name if name != "int64" else ""
+        return Kind("int", uniform, dtype=narrow, bits=int(name.removeprefix("int")))
+    return Kind(name, uniform)
+
+
+def bounded(kind: Kind) -> Kind:
+    """A kind with bits rounded up, so that few differ and a variable's soon stay as they are."""
+    if kind.name == "tuple":
+        return kind._replace(parts=tuple(map(bounded, kind.parts)))
+    return kind._replace(bits=next(n for n in (INDEX_BITS, SHAPE_BITS, 64) if kind.bits <= n))
+
+
+def result_bits(op: ast.operator, a: Kind, b: Kind) -> int:
+    """Bits of ``a op b`` of signed integers before it wraps: above 64, it may have to."""
+    x, y = (2 if one.name == "bool" else one.bits for one in (a, b))
+    if isinstance(op, ast.Add | ast.Sub):
+        return max(x, y) + 1
+    if isinstance(op, ast.Mult):
+        return x + y
+    if isinstance(op, ast.LShift | ast.Pow):
+        most = 2 ** min(y - 1, 7)
+        return x + most if isinstance(op, ast.LShift) else x * most
+    if isinstance(op, ast.Mod):
+        return y
+    return x if isinstance(op, ast.FloorDiv | ast.RShift) else max(x, y)
 
 
 def wider(a: str, b: str) -> str:
@@ -78,9 +108,10 @@ def join(a: Kind | None, b: Kind | None) -> Kind:
     if a.name == b.name == "tuple" and len(a.parts) == len(b.parts):
         parts = tuple(join(x, y) for x, y in zip(a.parts, b.parts, strict=True))
         return Kind("tuple", uniform, parts=parts, value=a.value if a.value == b.value else None)
-    if a._replace(uniform=uniform) == b._replace(uniform=uniform):
-        return a._replace(uniform=uniform)
-    return Kind(wider(a.name, b.name), uniform)
+    bits = max(a.bits, b.bits)
+    if a._replace(uniform=uniform, bits=bits) == b._replace(uniform=uniform, bits=bits):
+        return a._replace(uniform=uniform, bits=bits)
+    return Kind(wider(a.name, b.name), uniform, bits=bits)
 
 
 def of_operation(op: ast.operator, a: Kind, b: Kind) -> Kind:
@@ -90,7 +121,9 @@ def of_operation(op: ast.operator, a: Kind, b: Kind) -> Kind:
         if isinstance(op, ast.Div):
             return Kind("float64", uniform)
         logic = isinstance(op, ast.BitAnd | ast.BitOr | ast.BitXor)
-        return Kind("bool" if logic and a.name == b.name == "bool" else "int", uniform)
+        if logic and a.name == b.name == "bool":
+            return Kind("bool", uniform)
+        return Kind("int", uniform, bits=min(result_bits(op, a, b), 64))
     if a.name in FLOATS or b.name in FLOATS:
         return Kind(wider(a.name, b.name), uniform)
     return Kind("any", uniform)
@@ -102,7 +135,10 @@ def of_value(value) -> Kind:
         return Kind("tuple", True, parts=tuple(of_value(one) for one in value))
     if value is None:
         return NONE
-    name = "int" if type(value) is int else dtype_name(type(value))
+    if type(value) is int:
+        bits = value.bit_length() + 1
+        return Kind("int", True, bits=bits) if bits <= 64 else Kind("unsigned", True)
+    name = dtype_name(type(value))
     if isinstance(value, float) and not name.startswith("float"):
         name = "float64"
     return number({"float": "float64"}.get(name, name) or "any", True)

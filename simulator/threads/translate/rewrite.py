@@ -200,23 +200,6 @@ class Rewriter(ast.NodeTransformer):
             return call(self.bind(F64, "float64"), node)
         return node
 
-    def visit_BinOp(self, node):
-        """Numba's conversions: a float32 with an integer is float64."""
-        a, b = self.kind(node.left), self.kind(node.right)
-        node = ast.copy_location(
-            ast.BinOp(self.visit(node.left), node.op, self.visit(node.right)), node
-        )
-        return self._operation(node, a, b)
-
-    def _operation(self, node, a: Kind, b: Kind):
-        if a.name in ("float16", "float32") and b.name in INTEGERS:
-            node.left = self.converted(node.left, a, "float64")
-        elif b.name in ("float16", "float32") and a.name in INTEGERS:
-            node.right = self.converted(node.right, b, "float64")
-        elif isinstance(node.op, ast.Div) and not (a.name in FLOATS or b.name in FLOATS):
-            return ast.copy_location(call("_divide", node.left, node.right), node)
-        return node
-
     def visit_IfExp(self, node):
         """A conditional expression, its arms of one type."""
         truth = self.analysis.decide(node.test)

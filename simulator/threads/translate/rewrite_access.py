@@ -8,13 +8,14 @@ from typing import Any
 from ..log import LOAD, STORE
 from ..scalars import CASTS
 from .kinds import FLOATS, Kind, of_operation
-from .rewrite import Rewriter, call, load
+from .rewrite import call, load
+from .rewrite_numbers import NumberRewriter
 
 SIMPLE = (ast.Name, ast.Constant)
 
 
-class AccessRewriter(Rewriter):
-    """Adds subscripts and assignments to `Rewriter`."""
+class AccessRewriter(NumberRewriter):
+    """Adds subscripts and assignments to `NumberRewriter`."""
 
     def _index(self, node):
         return [self.visit(one) for one in self.analysis.indices(node)]

@@ -92,7 +92,8 @@ class CallRewriter(AccessRewriter):
     def _call_builtin(self, node, name):
         if name == "len" and self.kind(node.args[0]).name == "local":
             return ast.Constant(self.kind(node.args[0]).shape[0])
-        return self._plain(node, self.bind(BUILTINS[name], name))
+        new = self._plain(node, self.bind(BUILTINS[name], name))
+        return self.negated(new, self.kind(node.args[0])) if name == "abs" else new
 
     def _call_function(self, node, function):
         """A device function, compiled for the kinds of these arguments."""
