@@ -80,3 +80,29 @@ def test_integers_are_what_numba_compiles(function, dtype):
     y = np.zeros(len(x), "bool" if str(given) == "bool" else str(given))
     trace(kernels.make_map(function))[1, len(x)](x, y)
     assert y.tolist() == [int(one) for one in expected]
+
+
+@pytest.mark.parametrize("function", kernels.OF_BOTH, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("dtype", [*DTYPES, "uint16"])
+def test_a_float_with_an_integer_has_the_type_that_numba_gives_it(function, dtype):
+    """Seen in the rounding: float32 stays so beside integers of 8 bits and beside int16."""
+    x = np.array([0.1, 1.3, 7.7, -2.2], F32)
+    n = np.array([3, 7, 113, 2], dtype)
+    name = type_of(function, types.float32, getattr(types, dtype))
+    y = np.zeros(4)
+    trace(kernels.make_pairs(function))[1, 4](x, n, y)
+    compiled = njit(function)
+    expected = [compiled(*pair) for pair in zip(x, n, strict=True)]
+    assert str(compiled.nopython_signatures[0].return_type) == name
+    if name == "float32":
+        np.testing.assert_array_equal(y, y.astype(F32))
+    np.testing.assert_allclose(y, expected, rtol=2e-7 if name == "float32" else 2e-16)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"), kernels.OPERATIONS, ids=lambda one: getattr(one, "__name__", "")
+)
+def test_operations_on_floats_are_not_lost(kernel, expected):
+    x, n = np.ones(32, F32), np.arange(32, dtype=np.uint32)
+    report = trace(kernel, check=False)[1, 32](x, n)
+    assert dict(report.total_flops) == expected

@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
 
+import numpy as np
 from numba import cuda, float32, uint32
 
 
@@ -108,3 +109,85 @@ def make_map(function):
         y[i] = function(x[i])
 
     return map_all
+
+
+def product(a, b):
+    return a * b
+
+
+def quotient(a, b):
+    return a / b
+
+
+def reversed_quotient(a, b):
+    return b / a
+
+
+def power(a, b):
+    return a**b
+
+
+def remainder(a, b):
+    return a % b
+
+
+def larger_of(a, b):
+    c = a
+    if b > a:
+        c = b
+    return c
+
+
+OF_BOTH = (product, quotient, reversed_quotient, power, remainder, larger_of)
+"""Functions of a float and an integer."""
+
+
+def make_pairs(function):
+    """A kernel that applies a function to pairs of elements."""
+
+    @cuda.jit
+    def map_pairs(x, n, y):
+        i = cuda.threadIdx.x
+        y[i] = function(x[i], n[i])
+
+    return map_pairs
+
+
+@cuda.jit
+def by_unsigned(x, n):
+    i = cuda.threadIdx.x
+    x[i] = x[i] * n[i] + x[i]
+
+
+@cuda.jit
+def by_sum_of_unsigned(x, n):
+    i = cuda.threadIdx.x
+    x[i] = (n[i] + n[i] * 3 + (n[i] >> 1)) / x[i]
+
+
+@cuda.jit
+def by_numpy(x, n):
+    i = cuda.threadIdx.x
+    x[i] = np.sin(x[i]) * x[i] + x[i]
+
+
+@cuda.jit
+def by_pow(x, n):
+    i = cuda.threadIdx.x
+    x[i] = pow(x[i], float32(3)) + x[i]
+
+
+@cuda.jit
+def by_choice(x, n):
+    i = cuda.threadIdx.x
+    x[i] = min(x[i], n[i]) * x[i] + np.maximum(x[i], x[0])
+
+
+OPERATIONS = (
+    (by_unsigned, {"add": 32, "mul": 32}),
+    (by_sum_of_unsigned, {"div": 32}),
+    (by_numpy, {"sin": 32, "mul": 32, "add": 32}),
+    (by_pow, {"pow": 32, "add": 32}),
+    (by_choice, {"mul": 32, "add": 32}),
+)
+"""Kernels of a float32 and a uint32 array, and the operations of 32 threads."""

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..collectives import COLLECTIVE_UNIFORM
-from ..mathematics import NOT_FLOATS
+from ..mathematics import MATH, NOT_FLOATS
 from .expressions import Expressions
-from .kinds import ANY, FLOATS, INTEGERS, NONE, SHAPE_BITS, Kind, escaped, number, wider
+from .kinds import (
+    ANY,
+    FLOATS,
+    NONE,
+    NUMBERS,
+    SHAPE_BITS,
+    Kind,
+    escaped,
+    number,
+    of_operation,
+    wider,
+)
 from .link import Target
 
 if TYPE_CHECKING:
     from .infer import Analysis
+
+
+CHOICES = (np.maximum, np.minimum, np.fmax, np.fmin)
+"""NumPy's functions that give one of their operands."""
+
+
+def is_function(target: Target) -> bool:
+    """Whether a call is of a NumPy function of numbers that `math` has, too."""
+    return target.what == "native" and getattr(target.value, "__name__", "") in MATH
 
 
 class Calls(Expressions):
@@ -45,14 +68,17 @@ class Calls(Expressions):
             return returns if returns is not None else NONE
         if target.what == "cuda":
             return self._kind_cuda(node, target.value, arguments, uniform)
-        if target.what == "math":
+        if target.what == "math" or is_function(target):
             names = {kind.name for kind in arguments}
-            known = names <= {*FLOATS, *INTEGERS} and names
+            known = names <= NUMBERS and names
             name = "float32" if names == {"float32"} else "float64" if known else "any"
             return Kind(NOT_FLOATS.get(target.value, name), uniform)
+        if target.what == "native" and target.value in CHOICES:
+            floats = arguments and all(kind.name in FLOATS for kind in arguments)
+            return functools.reduce(wider, arguments) if floats else ANY
         if target.what == "choice":
-            chosen = [kind.name for kind in arguments[-2:]]  # of where, after the condition
-            return Kind(chosen[0] if len(chosen) == 1 else wider(*chosen), uniform)
+            chosen = arguments[-2:]  # of where, after the condition
+            return (chosen[0] if len(chosen) == 1 else wider(*chosen))._replace(uniform=uniform)
         if target.what == "builtin":
             return self._kind_builtin(target.value, arguments, uniform)
         if target.what == "intrinsic" and not node.keywords:
@@ -79,10 +105,9 @@ class Calls(Expressions):
         if name in ("max", "min") and len(arguments) == 1 and arguments[0].name == "tuple":
             arguments = list(arguments[0].parts)
         if name in ("max", "min") and len(arguments) > 1:
-            kind = arguments[0].name
-            for one in arguments[1:]:
-                kind = wider(kind, one.name)
-            return Kind(kind, uniform, bits=max(one.bits for one in arguments))
+            return functools.reduce(wider, arguments)
+        if name == "pow" and len(arguments) == 2:
+            return of_operation(ast.Pow(), *arguments)
         if name == "abs" and arguments:
             return arguments[0]
         return Kind("any", uniform)

@@ -90,6 +90,8 @@ class Expressions(Constants):
             return Kind("bool", kind.uniform)
         if kind.name == "bool" and isinstance(node.op, ast.USub | ast.UAdd):
             return Kind("int", kind.uniform, bits=2)
+        if kind.name == "unsigned":
+            return kind._replace(dtype="uint64")
         return kind._replace(dtype="", bits=min(kind.bits + 1, 64)) if kind.name == "int" else kind
 
     def _kind_compare(self, node):

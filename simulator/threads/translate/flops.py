@@ -11,6 +11,7 @@ from collections import Counter as Tally
 
 from ..errors import Place
 from ..instructions import SCOPES
+from .calls import is_function
 from .infer import Analysis
 from .kinds import FLOATS
 
@@ -64,9 +65,15 @@ def _of_call(analysis: Analysis, node: ast.Call) -> dict[str, int]:
         threads = SCOPES[getattr(target.value, "scope", "thread")]
         return {kind: count // threads for kind, count in declared.items()}
     floats = analysis.kind(node).name in FLOATS
+    if target == ("builtin", "pow"):
+        return {"pow": 1} if floats else {}
     if target.what == "intrinsic":
         floats = floats and all(kind.name in FLOATS for kind in kinds)
-    return {name: 1} if floats and target.what in ("math", "intrinsic") else {}
+    return (
+        {name: 1}
+        if floats and (target.what in ("math", "intrinsic") or is_function(target))
+        else {}
+    )
 
 
 class BlockCounters:

@@ -9,6 +9,8 @@ from ..scalars import dtype_name
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("bool", "int")
+NUMBERS = {*FLOATS, *INTEGERS, "unsigned"}
+DTYPES = ("", "uint8", "uint16", "uint32", "uint64")
 INDEX_ROOTS = {"threadIdx": False, "blockIdx": True, "blockDim": True, "gridDim": True}
 """Index objects of ``cuda``, and whether they are the same for all threads of a block."""
 
@@ -26,7 +28,7 @@ class Kind(NamedTuple):
     ndim : int
         Axes of an array.
     dtype : str
-        Element type of an array or local array.
+        Element type of an array or local array; type of a number where it is not int64.
     shape : tuple of int
         Of a local array.
     parts : tuple of Kind
@@ -57,7 +59,7 @@ UNIFORM_INT = Kind("int", True, bits=SHAPE_BITS)
 def number(name: str, uniform: bool) -> Kind:
     """Kind of a scalar of a type in `scalars.CASTS`."""
     if name.startswith("uint"):
-        return Kind("unsigned", uniform)
+        return Kind("unsigned", uniform, dtype=name)
     if name.startswith("int"):
         narrow = name if name != "int64" else ""
         return Kind("int", uniform, dtype=narrow, bits=int(name.removeprefix("int")))
@@ -86,16 +88,41 @@ def result_bits(op: ast.operator, a: Kind, b: Kind) -> int:
     return x if isinstance(op, ast.FloorDiv | ast.RShift) else max(x, y)
 
 
-def wider(a: str, b: str) -> str:
-    """Name of the type to which Numba converts two scalars that meet."""
-    if a == b:
-        return a
-    if a in INTEGERS and b in INTEGERS:
-        return "int"
-    if a in (*FLOATS, *INTEGERS) and b in (*FLOATS, *INTEGERS):
-        both = {a, b}
-        return "float32" if both == {"float16", "float32"} else "float64"
-    return "any"
+def as_float(kind: Kind) -> str:
+    """Name of the float type in which Numba computes with a number beside a float."""
+    if kind.name in FLOATS:
+        return kind.name
+    if kind.name == "bool" or kind.dtype == "int8":
+        return "float16"
+    return "float32" if kind.dtype in ("uint8", "int16") else "float64"
+
+
+def wider_float(a: Kind, b: Kind) -> str:
+    """Name of the float type that holds both, of which one is a float."""
+    names = {as_float(a), as_float(b)}
+    if len(names) == 1:
+        return names.pop()
+    return "float32" if names == {"float16", "float32"} else "float64"
+
+
+def wider(a: Kind, b: Kind) -> Kind:
+    """Kind to which Numba converts two scalars that meet in a variable or a choice."""
+    uniform, bits, names = a.uniform and b.uniform, max(a.bits, b.bits), {a.name, b.name}
+    if a.name == b.name:
+        same = a.dtype == b.dtype
+        if a.name == "unsigned" and not same:
+            return Kind("unsigned", uniform, dtype=max(a.dtype, b.dtype, key=DTYPES.index))
+        return Kind(a.name, uniform, dtype=a.dtype if same else "", bits=bits)
+    if not names <= NUMBERS:
+        return Kind("any", uniform)
+    if names <= {*INTEGERS}:
+        return Kind("int", uniform, bits=bits)
+    if names & {*FLOATS}:
+        return Kind(wider_float(a, b), uniform)
+    unsigned = (a if a.name == "unsigned" else b).dtype
+    if "bool" in names:
+        return Kind("unsigned", uniform, dtype=unsigned)
+    return Kind("float64" if unsigned == "uint64" else "int", uniform)
 
 
 def join(a: Kind | None, b: Kind | None) -> Kind:
@@ -111,22 +138,33 @@ def join(a: Kind | None, b: Kind | None) -> Kind:
     bits = max(a.bits, b.bits)
     if a._replace(uniform=uniform, bits=bits) == b._replace(uniform=uniform, bits=bits):
         return a._replace(uniform=uniform, bits=bits)
-    return Kind(wider(a.name, b.name), uniform, bits=bits)
+    return wider(a, b)
 
 
 def of_operation(op: ast.operator, a: Kind, b: Kind) -> Kind:
     """Kind of ``a op b``."""
     uniform = a.uniform and b.uniform
-    if a.name in INTEGERS and b.name in INTEGERS:
-        if isinstance(op, ast.Div):
-            return Kind("float64", uniform)
-        logic = isinstance(op, ast.BitAnd | ast.BitOr | ast.BitXor)
-        if logic and a.name == b.name == "bool":
-            return Kind("bool", uniform)
-        return Kind("int", uniform, bits=min(result_bits(op, a, b), 64))
+    if not {a.name, b.name} <= NUMBERS:
+        return Kind("any", uniform)
     if a.name in FLOATS or b.name in FLOATS:
-        return Kind(wider(a.name, b.name), uniform)
-    return Kind("any", uniform)
+        return Kind(_float_of_operation(op, a, b), uniform)
+    if isinstance(op, ast.Div):
+        return Kind("float64", uniform)
+    logic = isinstance(op, ast.BitAnd | ast.BitOr | ast.BitXor)
+    if logic and a.name == b.name == "bool":
+        return Kind("bool", uniform)
+    left = a.name == "unsigned"
+    if left and (b.name == "unsigned" or isinstance(op, ast.LShift | ast.RShift)):
+        return Kind("unsigned", uniform, dtype="uint64")
+    bits = 64 if left or b.name == "unsigned" else min(result_bits(op, a, b), 64)
+    return Kind("int", uniform, bits=bits)
+
+
+def _float_of_operation(op: ast.operator, a: Kind, b: Kind) -> str:
+    power = isinstance(op, ast.Pow)
+    name = as_float(a) if power and b.name not in FLOATS else wider_float(a, b)
+    wide = power or isinstance(op, ast.FloorDiv | ast.Mod)
+    return "float32" if wide and name == "float16" else name
 
 
 def of_value(value) -> Kind:
@@ -137,7 +175,9 @@ def of_value(value) -> Kind:
         return NONE
     if type(value) is int:
         bits = value.bit_length() + 1
-        return Kind("int", True, bits=bits) if bits <= 64 else Kind("unsigned", True)
+        return (
+            Kind("int", True, bits=bits) if bits <= 64 else Kind("unsigned", True, dtype="uint64")
+        )
     name = dtype_name(type(value))
     if isinstance(value, float) and not name.startswith("float"):
         name = "float64"

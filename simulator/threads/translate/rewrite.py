@@ -14,13 +14,14 @@ from typing import Any
 from ..errors import fail
 from ..log import Site
 from ..mathematics import BUILTINS
-from ..scalars import CASTS, F64
+from ..scalars import CASTS
 from .infer import Analysis
-from .kinds import FLOATS, INDEX_ROOTS, INTEGERS, Kind
+from .kinds import FLOATS, INDEX_ROOTS, INTEGERS, NUMBERS, Kind
 
 ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides", "T")
 """Of arrays, that kernels may read."""
-CONVERTED = ("int", "float32", "float16", "bool")
+CONVERTED = ("float64", "float32", "float16")
+"""Kinds to which numbers of other kinds are converted."""
 
 
 def load(name: str) -> ast.Name:
@@ -195,9 +196,9 @@ class Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def converted(self, node, kind: Kind, wanted: str):
-        """Rewritten `node`, of `kind`, as float64 where Numba would convert it."""
-        if wanted == "float64" and kind.name in CONVERTED:
-            return call(self.bind(F64, "float64"), node)
+        """Rewritten `node`, of `kind`, as `wanted` where Numba would convert it."""
+        if wanted in CONVERTED and kind.name in NUMBERS and kind.name != wanted:
+            return call(self.bind(CASTS[wanted], wanted), node)
         return node
 
     def visit_IfExp(self, node):

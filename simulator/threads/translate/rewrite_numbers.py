@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from ..scalars import CASTS, HALF_64, argument
-from .kinds import FLOATS, INTEGERS, Kind, result_bits
+from .kinds import FLOATS, INTEGERS, NUMBERS, Kind, of_operation, result_bits
 from .rewrite import Rewriter, call, load
 
 GROWING = (ast.Add, ast.Sub, ast.Mult, ast.LShift, ast.Pow)
@@ -20,7 +20,7 @@ class NumberRewriter(Rewriter):
     """Adds arithmetic to `Rewriter`."""
 
     def visit_BinOp(self, node):
-        """Numba's conversions: a float32 with an integer is float64."""
+        """Numba's conversions: a float32 with an integer of 32 or 64 bits is float64."""
         a, b = self.kind(node.left), self.kind(node.right)
         node = ast.copy_location(
             ast.BinOp(self.visit(node.left), node.op, self.visit(node.right)), node
@@ -28,10 +28,12 @@ class NumberRewriter(Rewriter):
         return self._operation(node, a, b)
 
     def _operation(self, node, a: Kind, b: Kind):
-        if a.name in ("float16", "float32") and b.name in INTEGERS:
-            node.left = self.converted(node.left, a, "float64")
-        elif b.name in ("float16", "float32") and a.name in INTEGERS:
-            node.right = self.converted(node.right, b, "float64")
+        if {a.name, b.name} <= NUMBERS and (a.name in FLOATS) != (b.name in FLOATS):
+            wanted = of_operation(node.op, a, b).name
+            if a.name not in INTEGERS:  # NumPy's floats take on signed ones by themselves
+                node.left = self.converted(node.left, a, wanted)
+            if b.name not in INTEGERS:
+                node.right = self.converted(node.right, b, wanted)
         elif isinstance(node.op, ast.Div) and not (a.name in FLOATS or b.name in FLOATS):
             return ast.copy_location(call("_divide", node.left, node.right), node)
         integers = a.name in (*INTEGERS, "any") and b.name in (*INTEGERS, "any")
