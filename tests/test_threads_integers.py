@@ -10,7 +10,7 @@ pytest.importorskip("numba", reason="kernels need numba")
 import traced_numbers as kernels
 from numba import cuda, njit, types
 
-from simulator.threads import trace
+from simulator.threads import KernelError, trace
 
 F32 = np.float32
 
@@ -106,3 +106,34 @@ def test_operations_on_floats_are_not_lost(kernel, expected):
     x, n = np.ones(32, F32), np.arange(32, dtype=np.uint32)
     report = trace(kernel, check=False)[1, 32](x, n)
     assert dict(report.total_flops) == expected
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kernels.declared_by_strings,
+        kernels.make_declared("f4", "i4"),
+        kernels.make_declared(np.dtype("float32"), np.dtype("int32")),
+    ],
+)
+def test_a_dtype_may_be_a_string_or_of_numpy(kernel):
+    array = types.float64[::1]
+    cuda.compile(kernel.py_func, (array, array), device=False, abi="numba", cc=(9, 0))
+    x, y = np.arange(32) + 0.1, np.zeros(32)
+    report = trace(kernel)[1, 32](x, y)
+    assert y.tolist() == list(range(32))
+    assert report.shared_bytes == 128
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (np.dtype([("a", "f4"), ("b", "i4")]), "an array of records is not emulated"),
+        ("complex64", "an array of complex64 is not emulated"),
+        ("no such type", "an array of no such type is not emulated"),
+    ],
+)
+def test_a_dtype_that_is_not_emulated_is_named(dtype, message):
+    x = np.zeros(32)
+    with pytest.raises(KernelError, match=message):
+        trace(kernels.make_declared(dtype, "f4"))[1, 32](x, x.copy())

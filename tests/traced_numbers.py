@@ -191,3 +191,28 @@ OPERATIONS = (
     (by_choice, {"mul": 32, "add": 32}),
 )
 """Kernels of a float32 and a uint32 array, and the operations of 32 threads."""
+
+
+def make_declared(shared_dtype, local_dtype):
+    """A kernel whose arrays are declared with these dtypes."""
+
+    @cuda.jit
+    def declared(x, y):
+        i = cuda.threadIdx.x
+        s = cuda.shared.array(32, shared_dtype)
+        r = cuda.local.array(1, dtype=local_dtype)
+        s[i] = x[i]
+        r[0] = s[i]
+        y[i] = r[0]
+
+    return declared
+
+
+@cuda.jit
+def declared_by_strings(x, y):
+    i = cuda.threadIdx.x
+    s = cuda.shared.array(32, "float32")
+    r = cuda.local.array(1, dtype="int32")
+    s[i] = x[i]
+    r[0] = s[i]
+    y[i] = r[0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..collectives import COLLECTIVE_UNIFORM
 from ..mathematics import MATH, NOT_FLOATS
+from ..scalars import dtype_name
 from .expressions import Expressions
 from .kinds import (
     ANY,
@@ -145,10 +146,26 @@ class Calls(Expressions):
             alignment = self.constant(given["alignment"]) if "alignment" in given else None
         except (ValueError, KeyError):
             raise self.unsupported(node, "an array whose shape is no constant") from None
-        kind = self.static(given["dtype"]) if "dtype" in given else None
-        if kind is None or kind.what != "cast":
-            raise self.unsupported(node, "an array of this dtype")
-        return (shape if isinstance(shape, tuple) else (shape,)), kind.value, alignment
+        dtype = self._declared_dtype(node, given.get("dtype"))
+        return (shape if isinstance(shape, tuple) else (shape,)), dtype, alignment
+
+    def _declared_dtype(self, node, given: ast.expr | None) -> str:
+        """Element type of a declared array: a type, a NumPy dtype, or a string that names one."""
+        if given is None:
+            raise self.unsupported(node, "an array without a dtype")
+        target = None if isinstance(given, ast.Constant) else self.static(given)
+        if target is not None and target.what == "cast":
+            return target.value
+        value = given.value if isinstance(given, ast.Constant) else target and target.value
+        text = str(value) if isinstance(value, str | np.dtype) else ast.unparse(given)
+        try:
+            dtype = np.dtype(value) if isinstance(value, str | np.dtype) else None
+        except TypeError:
+            dtype = None
+        if dtype is None or not (name := dtype_name(dtype)):
+            records = dtype is not None and dtype.names
+            raise self.unsupported(node, f"an array of {'records' if records else text}")
+        return name
 
     def callee(self, node: ast.Call, function) -> Analysis:
         """Analysis of the device function that a call reaches."""
