@@ -370,6 +370,22 @@ def tensor():
     return TensorMap(np.zeros((1, 64, 1, 64), np.uint16), 64, 64)
 
 
+@cuda.jit
+def last_block_reads_the_sum(x, total, y):
+    cuda.atomic.add(total, 0, x[cuda.grid(1)])
+    cuda.syncthreads()
+    if cuda.blockIdx.x == cuda.gridDim.x - 1 and cuda.threadIdx.x == 0:
+        y[0] = total[0]
+
+
+@cuda.jit
+def last_block_divides_the_sum(x, total):
+    cuda.atomic.add(total, 0, x[cuda.grid(1)])
+    cuda.syncthreads()
+    if cuda.blockIdx.x == cuda.gridDim.x - 1 and cuda.threadIdx.x == 0:
+        total[0] = total[0] / 64
+
+
 class Case(NamedTuple):
     kernel: Any
     grid: int
@@ -583,6 +599,24 @@ ZOO = [
         "missing fence",
         ("bulk_load(s, x, (0,), 64, bars, 0)", "barrier_init(bars, 0, 1)"),
         "call fence_barrier_init()",
+    ),
+    Case(
+        last_block_reads_the_sum,
+        2,
+        32,
+        (vector(), np.zeros(1, np.float32), empty(1)),
+        "race",
+        ("cuda.atomic.add(total, 0, x[cuda.grid(1)])", "y[0] = total[0]"),
+        "reads global total[0], which another block updates",
+    ),
+    Case(
+        last_block_divides_the_sum,
+        2,
+        32,
+        (vector(), np.zeros(1, np.float32)),
+        "race",
+        ("cuda.atomic.add(total, 0, x[cuda.grid(1)])", "total[0] = total[0] / 64"),
+        "global total[0], which another block updates",
     ),
     Case(rank_mismatch, 1, 32, (vector(), empty(32)), "exception", ("y[i, 0] = x[i]",), "1 axes"),
 ]

@@ -9,6 +9,13 @@ import numpy as np
 from .cells import READ, UPDATE, VERBS, WRITE, Accesses, Cells
 from .errors import Finding, KernelError
 
+ROWS = (WRITE, READ, READ, UPDATE, UPDATE)
+"""What is remembered of an element: which block wrote it last, and the first and the last that
+read and that updated it. Many may do that without a race, and the last may be the block that runs;
+blocks run one after another, so if another one did, it is the first or the last."""
+FIRST = (1, 3)
+"""Rows that keep the first."""
+
 
 class BlockRaces:
     """Elements of global memory that several blocks use: blocks run in no order.
@@ -21,8 +28,8 @@ class BlockRaces:
 
     def __init__(self, cells: Cells):
         self.cells, self.fenced = cells, False
-        self._block_of = np.full((4, cells.count), -1, np.int32)
-        self._code_of = np.zeros((4, cells.count), np.int32)
+        self._block_of = np.full((len(ROWS), cells.count), -1, np.int32)
+        self._code_of = np.zeros((len(ROWS), cells.count), np.int32)
 
     def check(self, found: Accesses, block: int) -> None:
         """Look for elements that other blocks used before, where one of both writes.
@@ -36,10 +43,11 @@ class BlockRaces:
         cells, codes, kind = found.cell, found.code, found.kind
         pick = self.cells.is_global[self.cells.memory_of(cells)]
         cells, codes, kind = cells[pick], codes[pick], kind[pick]
-        written, first_read, last_read, updated = range(4)
+        written, *read_or_updated = range(len(ROWS))
+        first_read, last_read, first_updated, last_updated = read_or_updated
         against = {
-            WRITE: (written, first_read, last_read, updated),
-            READ: (written, updated),
+            WRITE: (written, *read_or_updated),
+            READ: (written, first_updated, last_updated),
             UPDATE: (written, first_read, last_read),
         }
         for one, others in against.items():
@@ -53,17 +61,16 @@ class BlockRaces:
         self._remember(cells, codes, kind, block)
 
     def _remember(self, cells, codes, kind, block):
-        for row, one in ((0, WRITE), (2, READ), (3, UPDATE)):
-            at = cells[kind == one]
-            if row == 2:
-                fresh = self._block_of[1, at] < 0
-                self._block_of[1, at[fresh]] = block
-                self._code_of[1, at[fresh]] = codes[kind == one][fresh]
+        for row, one in enumerate(ROWS):
+            at, code = cells[kind == one], codes[kind == one]
+            if row in FIRST:
+                fresh = self._block_of[row, at] < 0
+                at, code = at[fresh], code[fresh]
             self._block_of[row, at] = block
-            self._code_of[row, at] = codes[kind == one]
+            self._code_of[row, at] = code
 
     def _report(self, cell, code, mine, other):
-        theirs = (WRITE, READ, READ, UPDATE)[other]
+        theirs = ROWS[other]
         places = (self.cells.place(self._code_of[other, cell]), self.cells.place(code))
         element, block = self.cells.element(int(cell)), self.cells.runtime.block
         text = (
