@@ -176,6 +176,34 @@ def uninitialised_local(x, y):
 
 
 @cuda.jit
+def uninitialised_half(x, y):
+    i = cuda.threadIdx.x
+    halves = cuda.shared.array(0, uint16)
+    words = cuda.shared.array(0, float32)
+    halves[2 * i] = 1
+    cuda.syncthreads()
+    y[i] = words[i]
+
+
+@cuda.jit
+def uninitialised_half_updated(x, y):
+    i = cuda.threadIdx.x
+    halves = cuda.shared.array(0, uint16)
+    words = cuda.shared.array(0, int32)
+    halves[2 * i] = 1
+    cuda.syncthreads()
+    cuda.atomic.add(words, i, 1)
+    y[i] = x[i]
+
+
+@cuda.jit
+def uninitialised_local_of_three_axes(x, y):
+    r = cuda.local.array((2, 3, 4), float32)
+    r[1, 2, 3] = x[cuda.threadIdx.x]
+    y[cuda.threadIdx.x] = r[1, 2, 3] + r[1, 0, 2]
+
+
+@cuda.jit
 def output_read_before_written(x, y):
     i = cuda.threadIdx.x
     y[i] += x[i]
@@ -394,6 +422,7 @@ class Case(NamedTuple):
     kind: str = ""
     lines: tuple = ()
     says: str = ""
+    shared_bytes: int = 0
 
 
 ZOO = [
@@ -481,6 +510,36 @@ ZOO = [
         (vector(), empty(32)),
         "uninitialised read",
         ("y[i] = r[0] + r[1]",),
+        "r[1] of a local array is used before it is set",
+    ),
+    Case(
+        uninitialised_local_of_three_axes,
+        1,
+        32,
+        (vector(), empty(32)),
+        "uninitialised read",
+        ("y[cuda.threadIdx.x] = r[1, 2, 3] + r[1, 0, 2]",),
+        "r[1, 0, 2] of a local array is used before it is set",
+    ),
+    Case(
+        uninitialised_half,
+        1,
+        32,
+        (vector(), empty(32)),
+        "uninitialised read",
+        ("y[i] = words[i]",),
+        "element 0 of shared array",
+        128,
+    ),
+    Case(
+        uninitialised_half_updated,
+        1,
+        32,
+        (vector(), empty(32)),
+        "uninitialised read",
+        ("cuda.atomic.add(words, i, 1)",),
+        "element 0 of shared array",
+        128,
     ),
     Case(
         output_read_before_written,

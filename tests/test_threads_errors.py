@@ -14,7 +14,7 @@ from simulator.threads import KernelError, trace
 
 
 def run(case: Case, **options):
-    return trace(case.kernel, **options)[case.grid, case.block](*copies(case))
+    return trace(case.kernel, **options)[case.grid, case.block, 0, case.shared_bytes](*copies(case))
 
 
 def copies(case: Case) -> list:

@@ -44,7 +44,7 @@ def _factory(ndim, counting, checked, per_element, converts, sampling, integers,
     index = "".join(f"i{axis}, " for axis in range(ndim))
     inside = " and ".join(f"0 <= i{a} < n{a}" for a in range(ndim)) or "True"
     offset = " + ".join(["start", *(f"i{a} * s{a}" for a in range(ndim))])
-    cell = "at" if per_element == 1 else "at * per"
+    unwritten = "not valid[at]" if per_element == 1 else "valid[at * per : at * per + per] != ones"
     read = "convert(flat[at])" if converts else "flat[at]"
     followed_load = followed_store = "pass"
     if sampling:
@@ -59,7 +59,7 @@ def _factory(ndim, counting, checked, per_element, converts, sampling, integers,
         offset=offset,
         sizes="".join(f"n{a}, s{a}, " for a in range(ndim)),
         log=f"append((at * scale << 16) + (tag + {coded}))" if counting else "pass",
-        check_valid=f"if not valid[{cell}]: unset(array, at, code)" if checked else "pass",
+        check_valid=f"if {unwritten}: unset(array, at, code)" if checked else "pass",
         read=read,
         followed_load=followed_load,
         followed_store=followed_store,

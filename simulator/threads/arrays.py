@@ -230,12 +230,8 @@ class Array:
     def load_vector(self, index, n: int) -> tuple:
         """`n` neighbours of the last axis from `index` on, in one access."""
         at, _ = self._vector(index, n, LOAD)
-        memory, values = self.memory, self.flat()[at : at + n]
-        if memory.valid is not None:
-            first, last = at * self.itemsize, (at + n) * self.itemsize
-            for byte in range(first, last, memory.granule):
-                if not memory.valid[byte // memory.granule]:
-                    self.runtime.unset(self, byte // self.itemsize)
+        values = self.flat()[at : at + n]
+        self.check_written(at, n)
         convert = from_memory(dtype_name(self.dtype))
         return tuple(values) if convert is None else tuple(map(convert, values))
 
@@ -253,13 +249,18 @@ class Array:
 
     def add_vector(self, index, values) -> None:
         """Add `values` to neighbours of the last axis from `index` on, each one atomically."""
-        at, size = self._vector(index, len(values), ATOMIC)
-        memory, first = self.memory, at * self.itemsize
-        if memory.valid is not None:
-            for byte in range(first, first + size, memory.granule):
-                if not memory.valid[byte // memory.granule]:
-                    self.runtime.unset(self, byte // self.itemsize)
+        at, _ = self._vector(index, len(values), ATOMIC)
+        self.check_written(at, len(values))
         self.flat()[at : at + len(values)] += np.array(values, self.dtype)
+
+    def check_written(self, at: int, n: int) -> None:
+        """Note elements from `at` of `flat` on that are read with a byte that nobody wrote."""
+        valid, per = self.memory.valid, self.itemsize // self.memory.granule
+        if valid is None or all(valid[at * per : (at + n) * per]):
+            return
+        for one in range(at, at + n):
+            if not all(valid[one * per : (one + 1) * per]):
+                self.runtime.unset(self, one)
 
     def _vector(self, index, n, operation):
         """Check a vector access and log it: first element and bytes."""
@@ -308,9 +309,7 @@ def atomic_update(array: Array, index, update):
     if runtime.alike is not None:
         at = runtime.alike.element(array, at, code)
         runtime.alike.stored(array, at, array.itemsize)
-    memory, byte = array.memory, at * array.itemsize
-    if memory.valid is not None and not memory.valid[byte // memory.granule]:
-        runtime.unset(array, at)
+    array.check_written(at, 1)
     convert = from_memory(dtype_name(array.dtype))
     old = array.flat()[at]
     old = old if convert is None else convert(old)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .scalars import CASTS
 
 
@@ -10,29 +12,59 @@ class UninitialisedRead(RuntimeError):
 
     finding_kind = "uninitialised read"
 
-    def __init__(self):
-        super().__init__("an element of a local array is used before it is set")
+    def __init__(self, name: str):
+        super().__init__(f"{name} of a local array is used before it is set")
 
 
-class _Unset:
-    """What a local array holds at first: every use of it is an error."""
+class Unset:
+    """What an element of a local array holds at first: every use of it is an error.
+
+    Parameters
+    ----------
+    name : str
+        The element, such as ``acc[3]``.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
 
     def __repr__(self):
-        return "UNSET"
+        return f"{self.name}, which is not set"
 
 
-def _raise(*_):
-    raise UninitialisedRead
+def _raise(self, *_):
+    raise UninitialisedRead(self.name)
 
 
 _BINARY = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
 _OTHER = "lt le gt ge eq ne neg pos abs invert float int index bool"
 for _name in (*_BINARY.split(), *_OTHER.split()):
-    setattr(_Unset, f"__{_name}__", _raise)
-    setattr(_Unset, f"__r{_name}__", _raise)
-_Unset.__hash__ = object.__hash__
+    setattr(Unset, f"__{_name}__", _raise)
+    setattr(Unset, f"__r{_name}__", _raise)
+Unset.__hash__ = object.__hash__
 
-UNSET = _Unset()
+
+def maker(name: str, shape: tuple[int, ...]):
+    """A function that makes a local array, as nested lists of which no element is set."""
+
+    def unset(index):
+        return Unset(f"{name}[{', '.join(map(str, index))}]")
+
+    def template(index=()):
+        inner = range(shape[len(index)])
+        make = unset if len(index) == len(shape) - 1 else template
+        return [make((*index, i)) for i in inner]
+
+    first: Any = template()
+
+    def copied(rows, axes):
+        return [copied(row, axes - 1) for row in rows] if axes else rows[:]
+
+    deep = len(shape) - 1
+    makers = (first.copy, lambda: [row[:] for row in first], lambda: copied(first, deep))
+    return makers[min(deep, 2)]
 
 
 class LocalView:

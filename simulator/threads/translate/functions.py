@@ -13,7 +13,7 @@ from ..arrays import Array, items
 from ..device import Device
 from ..errors import Place, fail
 from ..instructions import instruction
-from ..local import UNSET, LocalView
+from ..local import LocalView, maker
 from ..mathematics import divide
 from ..memory import SharedMemory
 from ..proxies import ASYNC_PROXY
@@ -189,20 +189,9 @@ class Functions:
         """A local array is declared at `place`."""
         self.locals[place, column] = (shape, dtype)
 
-    def local_maker(self, shape):
-        """Function that makes a local array: nested lists of `UNSET`."""
-        size, outer = shape[-1], tuple(reversed(shape[:-1]))
-
-        def flat():
-            return [UNSET] * size
-
-        def nested():
-            return [[UNSET] * size for _ in range(outer[0])]
-
-        def deep(axes):
-            return [deep(axes - 1) for _ in range(outer[axes - 1])] if axes else flat()
-
-        make = (flat, nested, lambda: deep(len(outer)))[min(len(outer), 2)]
+    def local_maker(self, name, shape):
+        """Function that makes a local array; see `local.maker`."""
+        make = maker(name, shape)
         self.keep(make)
         return make
 

@@ -134,7 +134,7 @@ class CallRewriter(AccessRewriter):
             shape, dtype, _ = self.analysis.declaration(node)
             place = self.analysis.place(node)
             self.functions.note_local(place, node.col_offset, shape, dtype)
-            make = self.functions.local_maker(shape)
+            make = self.functions.local_maker(self._declared_name(node), shape)
             return call(self.bind(make, "local"))
         if path == "shared.array":
             return self._shared(node)
@@ -159,6 +159,12 @@ class CallRewriter(AccessRewriter):
 
     def _shared(self, node):
         shape, dtype, alignment = self.analysis.declaration(node)
+        name = self._declared_name(node)
+        make = self.functions.shared_maker(self.analysis, node, name, shape, dtype, alignment)
+        return call(self.bind(make, "shared"))
+
+    def _declared_name(self, node) -> str:
+        """What the source calls the array that is declared at `node`."""
         names = [
             target.id
             for statement in self.analysis.body
@@ -167,6 +173,4 @@ class CallRewriter(AccessRewriter):
             for target in one.targets
             if isinstance(target, ast.Name)
         ]
-        name = names[0] if names else f"line {node.lineno}"
-        make = self.functions.shared_maker(self.analysis, node, name, shape, dtype, alignment)
-        return call(self.bind(make, "shared"))
+        return names[0] if names else f"line {node.lineno}"
