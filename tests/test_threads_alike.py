@@ -14,6 +14,7 @@ from data_kernels import KERNELS
 from numba import cuda, float32, int32
 from traced_attention import CASES, blank, extra, random_problem
 
+from flash_numba.device.ptx_copies import copy16_async, copy_commit, copy_wait_group
 from flash_numba.kernels import flash1
 from flash_numba.kernels.spec import ForwardTiles, Spec
 from simulator.threads import trace
@@ -89,6 +90,17 @@ def truths(x, y, n):
     y[cuda.blockIdx.x, i * (1 + 7 * late) + s[i] + int(late) + (late + late)] = x[i]
 
 
+@cuda.jit
+def copied_across_lines(x, y):
+    s = cuda.shared.array(128, float32, alignment=16)
+    i = cuda.threadIdx.x
+    copy16_async(s, 4 * ((i + 1) % 32), x, cuda.blockIdx.x * 8 + 4 * i, True)
+    copy_commit()
+    copy_wait_group(0)
+    cuda.syncthreads()
+    y[cuda.blockIdx.x, i] = s[i]
+
+
 def both(kernel, grid, block, arguments, shared_bytes=0, **options):
     """The reports of a full run and of one with representative blocks, which must agree."""
     reports = []
@@ -128,6 +140,15 @@ def test_alignment_to_sectors_counts():
     assert classes(sampled) == [8, 8]
     _, sampled = both(shifted, 16, 32, (vector(32), empty(700), 40))
     assert classes(sampled) == [16]
+
+
+@pytest.mark.parametrize(("grid", "found"), [(5, [2, 1, 1, 1]), (9, [3, 2, 2, 2])])
+def test_alignment_to_lines_counts_where_cp_async_reads(grid, found):
+    x = vector(8 * grid + 128)
+    full, sampled = both(copied_across_lines, grid, 32, (x, empty(grid, 32)))
+    assert classes(sampled) == found
+    (entry,) = [one for one in full.entries if one.site.traffic == "cp.async" and one.count.sectors]
+    assert entry.count.counted_sectors > entry.count.sectors
 
 
 def test_several_axes_and_views():

@@ -1,8 +1,9 @@
 """Which blocks do the same as one that runs, so that one can be traced for many.
 
 Two blocks are alike if each thread takes the same way through the source and each position in it
-accesses each array at addresses that all differ by one multiple of 32 bytes (by any number, if it
-is one element for all threads; in shared memory: not at all). Then their warp instructions,
+accesses each array at addresses that all differ by one multiple of 32 bytes (of 128, where a
+``cp.async`` of 16 bytes reads, whose sectors depend on lines, `passes.copy_sectors`; by any number,
+if it is one element for all threads; in shared memory: not at all). Then their warp instructions,
 sectors, passes and conflicts are equal. This is followed exactly while a block runs: every integer
 that comes from blockIdx, or from an array of integers, is known for all blocks (`per_block`). If an
 index, a condition or a way through the source may depend on anything else - floats and 16-bit
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .passes import SECTOR_BYTES
+from .passes import LINE_BYTES, SECTOR_BYTES, goes_past_l1
 from .per_block import PerBlock
 from .thread import Dim3
 
@@ -120,7 +121,8 @@ class Alike:
         if known is not shift:
             self.left &= shift == known
         if first != at.plain:
-            self.left &= shift % SECTOR_BYTES == 0
+            lines = goes_past_l1(array.runtime.log.sites[code])
+            self.left &= shift % (LINE_BYTES if lines else SECTOR_BYTES) == 0
         return at.plain
 
     def loaded(self, array, at, value):

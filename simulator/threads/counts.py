@@ -10,8 +10,18 @@ import numpy as np
 from .arrays import Memory
 from .errors import Place
 from .grouping import INACTIVE, Instructions
-from .log import ATOMIC, LOAD, NOWHERE, STORE, Log
-from .passes import BANK_BYTES, BANKS, SECTOR_BYTES, copy_sectors, distinct, passes, sectors, turns
+from .log import ATOMIC, NOWHERE, STORE, Log
+from .passes import (
+    BANK_BYTES,
+    BANKS,
+    SECTOR_BYTES,
+    copy_sectors,
+    distinct,
+    goes_past_l1,
+    passes,
+    sectors,
+    turns,
+)
 
 
 @dataclass
@@ -66,8 +76,6 @@ class Count:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-COPY_PAST_L1 = 16
-"""Bytes of a ``cp.async.cg``; smaller copies go through L1 (``.ca``), counted as loads are."""
 BYPASS = ("cp.async", "bulk", "wgmma")
 """Traffic that reaches shared memory on ways of its own."""
 
@@ -201,9 +209,7 @@ class Counter:
                 stores[site.place, site.column] = code
         for code in np.unique(codes).tolist():
             site = sites[code]
-            if not (site and site.traffic == "cp.async" and site.operation == LOAD):
-                continue
-            if site.size < COPY_PAST_L1:
+            if not (site and goes_past_l1(site)):
                 continue
             loads = np.flatnonzero(codes == code)
             targets = np.flatnonzero(codes == stores.get((site.place, site.column), -1))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from .log import LOAD, Site
+
 LANES, BANKS, BANK_BYTES, SECTOR_BYTES = 32, 32, 4, 32
 LINE_BYTES = 128
+COPY_PAST_L1 = 16
+"""Bytes of a ``cp.async.cg``; smaller copies go through L1 (``.ca``), counted as loads are."""
 
 
 def sectors(addresses: np.ndarray) -> np.ndarray:
@@ -18,6 +22,11 @@ def sectors(addresses: np.ndarray) -> np.ndarray:
         straddles two sectors.
     """
     return distinct(np.where(addresses < 0, -1, addresses // SECTOR_BYTES))
+
+
+def goes_past_l1(site: Site) -> bool:
+    """Whether an access is the load of a ``cp.async.cg``, whose sectors are `copy_sectors`."""
+    return site.traffic == "cp.async" and site.operation == LOAD and site.size >= COPY_PAST_L1
 
 
 def copy_sectors(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
