@@ -54,9 +54,10 @@ class Row(NamedTuple):
     skip : int
         Launches at the start that are no part of the program: standard keeps no P for its backward
         pass and makes S and P anew.
-    written_at_once : bool
+    written_once : bool
         There is one key tile, and the kernel writes dQ as it comes; the program, which does not
-        know that, fills dQ with zeros first, and reads it to add.
+        know that, fills dQ with zeros first, and reads it to add. Both are left out of its bytes,
+        and the table says so.
     """
 
     case: str
@@ -64,7 +65,7 @@ class Row(NamedTuple):
     tile_m: int
     tile_n: int
     skip: int = 0
-    written_at_once: bool = False
+    written_once: bool = False
 
 
 ROWS = [
@@ -75,10 +76,10 @@ ROWS = [
     Row("flash2-forward-full", "flash2", 128, 64),
     Row("flash2-backward-short", "flash2", 64, 128),
     Row("tensor_core-forward-full", "flash2", 128, 128),
-    Row("tensor_core-backward-even", "flash2", 128, 128, written_at_once=True),
+    Row("tensor_core-backward-even", "flash2", 128, 128, written_once=True),
     Row("tensor_core-backward-two-kernels", "flash2_two_kernel", 128, 128),
     Row("hopper-forward-short", "flash2", 64, 128),
-    Row("hopper-backward-even", "flash2", 128, 128, written_at_once=True),
+    Row("hopper-backward-even", "flash2", 128, 128, written_once=True),
 ]
 """One a rung and pass whose kernels are its own."""
 
@@ -100,7 +101,7 @@ def by_simulator(row: Row) -> tuple[list[int], list[int]]:
             if tensor not in (*VECTORS, *VECTORS.values())
         )
 
-    dq = total({"dQ": simulated.reads.get("dQ", 0)}) if row.written_at_once else 0
+    dq = total({"dQ": simulated.reads.get("dQ", 0)}) if row.written_once else 0
     return [total(one.reads) - dq for one in (simulated, form)], [
         total(one.writes) - dq for one in (simulated, form)
     ]
@@ -163,6 +164,7 @@ def lines_of(row: Row, reports: list[Report]) -> list[str]:
         cells = [*simulated[i], threads[i], ours[i], theirs[i]]
         shown = [f"{cell:,}" if isinstance(cell, int) else cell for cell in cells]
         way = case.direction + ", two kernels" * (case.kind == "two-kernels")
+        way += ", dQ written once" * row.written_once
         found.append(f"| `{case.rung}` | {way} | {what} | {' | '.join(shown)} |")
     return found
 
