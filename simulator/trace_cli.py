@@ -109,6 +109,8 @@ def trace_command(
     from .threads.launch import trace
     from .threads.views import summary, warp
 
+    if array is not None and line is None:
+        raise ValueError("--array chooses between the arrays of a line: give --line, too")
     kernel, grid, block, arguments, shared_bytes = load_case(target)
     errors = "collect" if collect else "raise"
     try:

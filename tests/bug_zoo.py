@@ -24,6 +24,7 @@ from flash_numba.device.hopper.mbarrier import (
 from flash_numba.device.hopper.sums import bulk_load
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import bulk_commit, bulk_wait_read, map_address, tensor_store
+from flash_numba.device.hopper.warpgroups import make_meeting, named_sync
 from flash_numba.device.ptx_copies import copy16_async, copy_wait_group
 
 ALL = 0xFFFFFFFF
@@ -414,6 +415,39 @@ def last_block_divides_the_sum(x, total):
         total[0] = total[0] / 64
 
 
+@cuda.jit
+def barrier_16(x, y):
+    named_sync(16, 64)
+    y[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+
+
+@cuda.jit
+def barrier_of_48(x, y):
+    named_sync(1, 48)
+    y[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+
+
+pair_sync, _ = make_meeting(1, 64)
+
+
+@cuda.jit
+def half_a_meeting(x, y):
+    i = cuda.threadIdx.x
+    if i < 32:
+        pair_sync()
+    y[i] = x[i]
+
+
+@cuda.jit
+def local_parts(x, y):
+    i = cuda.threadIdx.x
+    r = cuda.local.array((3, 4), float32)
+    r[:] = float32(1)
+    r[1, 1:3] = x[i]
+    r[2] = float32(3)
+    y[i] = r[0, 3] + r[1, 1] + r[1, 2] + r[1, 3] + r[2, 0]
+
+
 class Case(NamedTuple):
     kernel: Any
     grid: int
@@ -677,6 +711,42 @@ ZOO = [
         ("cuda.atomic.add(total, 0, x[cuda.grid(1)])", "total[0] = total[0] / 64"),
         "global total[0], which another block updates",
     ),
+    Case(
+        barrier_16,
+        1,
+        64,
+        (vector(), empty(64)),
+        "barrier",
+        ("named_sync(16, 64)",),
+        "a barrier's number must be in 0..15, got 16",
+    ),
+    Case(
+        barrier_of_48,
+        1,
+        64,
+        (vector(), empty(64)),
+        "barrier",
+        ("named_sync(1, 48)",),
+        "a multiple of 32 threads, up to 1024, got 48",
+    ),
+    Case(
+        half_a_meeting,
+        1,
+        64,
+        (vector(), empty(64)),
+        "deadlock",
+        ("pair_sync()",),
+        "threads 0-31 wait in pair_sync(barrier 1: 32 of 64 threads came)",
+    ),
+    Case(
+        last_block_reads_the_sum,
+        2,
+        32,
+        (np.float32(1), np.zeros(1, np.float32), empty(1)),
+        "exception",
+        ("cuda.atomic.add(total, 0, x[cuda.grid(1)])",),
+        "the number 1.0 is indexed as if it were an array",
+    ),
     Case(rank_mismatch, 1, 32, (vector(), empty(32)), "exception", ("y[i, 0] = x[i]",), "1 axes"),
 ]
 
@@ -688,6 +758,7 @@ SOUND = [
     Case(bulk_store_with_fence, 1, 64, (vector(), tensor())),
     Case(barrier_seen_in_time, 1, 64, (vector(), empty(64))),
     Case(bulk_load_with_fence, 1, 64, (vector(), empty(64))),
+    Case(local_parts, 1, 32, (vector(), empty(32))),
     Case(equal_values, 1, 32, (vector(), empty(1))),
     Case(count_to, 1, 32, (vector(), np.zeros(32, np.int32))),
 ]

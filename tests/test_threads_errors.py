@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("numba", reason="kernels need numba")
 
 import traced_kernels as kernels
-from bug_zoo import SOUND, ZOO, Case, empty, vector
+from bug_zoo import SOUND, ZOO, Case, empty, local_parts, vector
 
 from simulator.threads import KernelError, trace
 
@@ -42,6 +42,12 @@ def test_bug_is_diagnosed_at_its_lines(case):
 @pytest.mark.parametrize("case", SOUND, ids=name)
 def test_sound_kernel_gives_no_finding(case):
     assert run(case, errors="collect").findings == []
+
+
+def test_parts_of_local_arrays_are_filled():
+    y = empty(32)
+    trace(local_parts)[1, 32](vector(), y)
+    np.testing.assert_array_equal(y, 1 + 2 * vector(32) + 1 + 3)
 
 
 def test_zoo_covers_every_kind_of_error():

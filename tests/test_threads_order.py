@@ -263,7 +263,7 @@ def test_deadlock_says_what_is_waited_for():
         trace(nobody_arrives)[1, 64](vector(), empty(64))
     finding = caught.value.finding
     assert finding.kind == "deadlock"
-    assert "threads 16-63 wait in _await(32 of 33 arrivals)" in finding.message
+    assert "threads 16-63 wait in wait(32 of 33 arrivals)" in finding.message
     assert "threads 0-15 have returned" in finding.message
 
 

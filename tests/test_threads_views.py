@@ -128,6 +128,9 @@ def test_warp_view_shows_bank_and_sector_of_each_lane(naive):
 def test_warp_view_of_a_line_without_accesses_says_which_have_some(naive):
     with pytest.raises(ValueError, match="line must be one with accesses"):
         warp(naive, 1)
+    line = line_of(naive, "O[first + row, c] = acc[c] / row_sum")
+    with pytest.raises(ValueError, match=rf"array must be one of line {line}, \['O'\], got 'Q'"):
+        warp(naive, line, "Q")
 
 
 def test_json_holds_every_count(naive):
@@ -196,6 +199,8 @@ def test_command_shows_a_report_or_one_warp(cases):
     assert "double on grid (2, 1, 1)" in result.output
     result = command(f"{cases}:double", "--line", "9", "--array", "x")
     assert "32 lanes, 4 sectors" in result.output
+    refused = command(f"{cases}:double", "--array", "x")
+    assert "give --line, too" in str(refused.exception)
     result = command(f"{cases}:double", "--json")
     assert json.loads(result.output)["blocks"] == 2
     result = command(f"{cases}:double", "--representative")

@@ -11,9 +11,11 @@ SCOPES = {"thread": 1, "warp": 32, "warpgroup": 128}
 """Threads that run an instruction together."""
 
 
-def instruction(runtime: Runtime, operation):
-    """What a rewritten kernel calls instead of `operation`: ``call(position, *operands)``."""
-    name = getattr(operation, "__name__", "") or getattr(operation.emulate, "__name__", "")
+def instruction(runtime: Runtime, operation, name: str):
+    """What a rewritten kernel calls instead of `operation`: ``call(position, *operands)``.
+
+    `name` is what the kernel calls it: its typing function's name may be that of many.
+    """
     scope = getattr(operation, "scope", "thread")
     if scope not in SCOPES:
         raise fail("unsupported", f"{name} has scope {scope!r}, allowed are {', '.join(SCOPES)}")

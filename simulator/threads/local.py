@@ -16,6 +16,15 @@ class UninitialisedRead(RuntimeError):
         super().__init__(f"{name} of a local array is used before it is set")
 
 
+class PartAssigned(RuntimeError):
+    """An array was assigned to a part of a local array."""
+
+    finding_kind = "unsupported"
+
+    def __init__(self):
+        super().__init__("an array as the value of a part of a local array: assign its elements")
+
+
 class Unset:
     """What an element of a local array holds at first: every use of it is an error.
 
@@ -106,8 +115,24 @@ class LocalView:
         return row[i]
 
     def __setitem__(self, index, value):
-        row, i = self._row(index if isinstance(index, tuple) else (index,))
-        row[i] = self.convert(value)
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) == len(self.shape) and not any(isinstance(i, slice) for i in index):
+            row, i = self._row(index)
+            row[i] = self.convert(value)
+        elif hasattr(value, "__len__"):
+            raise PartAssigned
+        else:
+            self._fill(self.data, index, self.convert(value), len(self.shape))
+
+    def _fill(self, row, index, value, axes: int) -> None:
+        """Set what `index`, integers and slices, chooses of a row of so many axes."""
+        first, *rest = index or (slice(None),)
+        chosen = range(*first.indices(len(row))) if isinstance(first, slice) else (first,)
+        for i in chosen:
+            if axes == 1:
+                row[i] = value
+            else:
+                self._fill(row[i], rest, value, axes - 1)
 
     def load_vector(self, index, n: int) -> tuple:
         """`n` neighbours of the last axis."""

@@ -190,13 +190,16 @@ def at_line(report: Report, line: int, array: str | None = None) -> Entry:
     Raises
     ------
     ValueError
-        If no access of the trace stands there.
+        If no access of the trace stands there, or none of that array.
     """
     found = [
         entry
         for entry in report.entries
         if entry.site.place.line == line and array in (None, entry.memory.name)
     ]
+    names = {entry.memory.name for entry in report.entries if entry.site.place.line == line}
+    if names and not found:
+        raise ValueError(f"array must be one of line {line}, {sorted(names)}, got {array!r}")
     if not found:
         lines = sorted({entry.site.place.line for entry in report.entries})
         raise ValueError(f"line must be one with accesses, {lines}, got {line}")

@@ -30,6 +30,8 @@ from .numba_types import kind_of_type, numba_type
 from .registers import run_time_indices
 from .rewrite_flow import FlowRewriter
 
+NUMBERS = (int, float, np.generic)
+
 
 def _key(function, kinds) -> tuple:
     def simple(kind: Kind):
@@ -241,6 +243,8 @@ class Functions:
             if key.__class__ is tuple and len(key) == array.ndim and _plain(key):
                 return array.get(*key, code)
             self._at(code)
+        elif isinstance(array, NUMBERS):
+            raise self._no_array(array, code)
         return array[key]
 
     def _store(self, array, key, value, code):
@@ -249,7 +253,14 @@ class Functions:
                 array.set(value, *key, code)
                 return
             self._at(code)
+        elif isinstance(array, NUMBERS):
+            raise self._no_array(array, code)
         array[key] = value
+
+    def _no_array(self, value, code):
+        self._at(code)
+        text = f"the number {value} is indexed as if it were an array: was it passed for one?"
+        return self.runtime.error("exception", text)
 
     def _at(self, code):
         runtime = self.runtime
@@ -260,14 +271,14 @@ class Functions:
             where = self._positions[key] = runtime.position(*key)
         runtime.here, runtime.traffic = where, ""
 
-    def instruction(self, operation):
+    def instruction(self, operation, called: str):
         """The emulation of an intrinsic that may touch memory, wait, or needs several threads."""
         if id(operation) not in self._instructions:
             if getattr(operation, "traffic", "") in ("acquire", "release"):
                 self.ordered = True
             if getattr(operation, "traffic", "") in ASYNC_PROXY:
                 self.async_proxy = True
-            self._instructions[id(operation)] = instruction(self.runtime, operation)
+            self._instructions[id(operation)] = instruction(self.runtime, operation, called)
         return self._instructions[id(operation)]
 
     def fingerprint(self) -> str:

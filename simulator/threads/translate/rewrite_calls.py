@@ -124,7 +124,8 @@ class CallRewriter(AccessRewriter):
         if is_plain(operation) and self._is_scalar_call(node):
             result = self._plain(node, self.bind(operation.emulate, "intrinsic"))
             return result if self.kind(node).name in FLOATS else call("_argument", result)
-        wrapper = self.functions.instruction(operation)
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        wrapper = self.functions.instruction(operation, called)
         arguments, keywords = self._arguments(node)
         name = self.bind(wrapper, "intrinsic")
         return ast.Call(load(name), [self.position(node), *arguments], keywords)

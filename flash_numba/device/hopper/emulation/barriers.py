@@ -137,16 +137,33 @@ def fence_async(context):
     fence_init(context)
 
 
+MOST_NUMBER, WARP, MOST_THREADS = 15, 32, 1024
+"""Of a barrier by number (PTX ISA 9.0, 9.7.13.1)."""
+
+
+def _numbers(context, number, threads) -> tuple[int, int]:
+    """A barrier's number and how many threads it is for, if the hardware has it."""
+    number, threads = int(number), int(threads)
+    if not 0 <= number <= MOST_NUMBER:
+        raise context.error("barrier", f"a barrier's number must be in 0..15, got {number}")
+    if threads % WARP or not WARP <= threads <= MOST_THREADS:
+        raise context.error(
+            "barrier",
+            f"barrier {number} must be for a multiple of 32 threads, up to 1024, got {threads}",
+        )
+    return number, threads
+
+
 def named_sync(context, number, threads):
     """Arrive and wait, where all who wait do."""
-    context.meet(int(number), int(threads), aligned=True)
+    context.meet(*_numbers(context, number, threads), aligned=True)
 
 
 def meet_anywhere(context, number, threads):
     """Arrive and wait, wherever others do."""
-    context.meet(int(number), int(threads))
+    context.meet(*_numbers(context, number, threads))
 
 
 def named_arrive(context, number, threads):
     """Arrive and go on."""
-    context.meet(int(number), int(threads), wait=False)
+    context.meet(*_numbers(context, number, threads), wait=False)
