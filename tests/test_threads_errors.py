@@ -1,6 +1,7 @@
 """The errors that a GPU hides, each found and named; none found where there is none."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("numba", reason="kernels need numba")
 
 import traced_kernels as kernels
 from bug_zoo import SOUND, ZOO, Case, empty, local_parts, vector
+from numba import cuda
 
 from simulator.threads import KernelError, trace
 
@@ -127,8 +129,41 @@ def test_wrong_arguments_are_refused():
         trace(kernels.copy)[32]
     with pytest.raises(ValueError, match="errors must be"):
         trace(kernels.copy, errors="ignore")
+    with pytest.raises(ValueError, match="turns must be at least 1, got 0"):
+        trace(kernels.copy, turns=0)
     with pytest.raises(ValueError, match="blocks must lie within"):
         trace(kernels.copy, blocks=[2])[2, 32](vector(), empty(64))
+
+
+@cuda.jit
+def waits_for_a_flag(flag, y):
+    while flag[0] == 0:
+        pass
+    y[cuda.threadIdx.x] = 1
+
+
+@cuda.jit
+def counts_down(n, y):
+    left = n
+    while left > 0:
+        left -= 1
+    y[cuda.threadIdx.x] = left
+
+
+def test_a_spinning_block_is_stopped_by_the_turns_of_all_its_threads():
+    """Not by those of each, which would be 32 times as many."""
+    with pytest.raises(KernelError, match="runaway loop") as caught:
+        trace(waits_for_a_flag, turns=300_000)[1, 32](np.zeros(1, np.int32), empty(32))
+    message = caught.value.finding.message
+    (of_all,) = re.findall(r"and ([\d,]+) of all", message)
+    assert 300_000 < int(of_all.replace(",", "")) < 310_000
+    assert "allow more turns than 300,000" in message
+
+
+def test_no_thread_is_blamed_before_all_could_run_on():
+    y = empty(64)
+    trace(counts_down, turns=9_000)[1, 64](8_000, y)
+    np.testing.assert_array_equal(y, 0)
 
 
 def test_kernel_without_source_says_so():

@@ -264,7 +264,7 @@ def trace(
     errors: str = "raise",
     blocks=None,
     order=None,
-    turns: int = 1_000_000,
+    turns: int = 4_000_000,
     tiles: bool = False,
     cluster: int = 1,
 ) -> Tracer:
@@ -287,7 +287,8 @@ def trace(
         The order in which the threads of a block run between barriers; a sound kernel gives the
         same result in any.
     turns : int
-        Turns of unbounded loops after which a thread is said to run away.
+        Turns after which a loop is said to run away: of ``while`` loops by all threads that run at
+        once together (a block that spins ends within seconds), of any unbounded loop by one.
     tiles : bool
         Keep what `Report.tile_steps` needs; all blocks must run.
     cluster : int
@@ -310,6 +311,8 @@ def trace(
         raise ValueError("blocks='representative' needs count=True and tiles=False")
     if errors not in ("raise", "collect"):
         raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
+    if turns < 1:
+        raise ValueError(f"turns must be at least 1, got {turns}")
     return Tracer(
         kernel,
         count=count,

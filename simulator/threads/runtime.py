@@ -68,7 +68,7 @@ class Runtime:
         self.states: list[dict] = [{}]
         self.cluster_states: list[dict] = [{}]
         self.alike: Alike | None = None
-        self._segment_start = 0
+        self._segment_start = self._turns_of_all = 0
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
         self.hub: greenlet
         self.moved: Tally = Tally()
@@ -101,7 +101,7 @@ class Runtime:
     def begin(self, order: Order, blocks: int = 1) -> None:
         """So many blocks begin, which run at once."""
         self.order, self.flying, self.members = order, None, None
-        self.barriers = Tally()
+        self.barriers, self._turns_of_all = Tally(), 0
         self.states = [{} for _ in range(blocks)]
         self.cluster_states = [{} for _ in range(-(-blocks // self.cluster))]
         self.log.clear()
@@ -248,16 +248,23 @@ class Runtime:
         self.append(visit[0] << 16)
         return value
 
-    def spin(self, position: int) -> int:
-        """Let other threads run after many turns of a loop; 0, the count to go on with."""
+    def spin(self, position: int, waits: bool) -> int:
+        """Let other threads run after many turns of a loop; 0, the count to go on with.
+
+        A ``while`` may wait (`waits`) for what no thread does, and all threads with it: its turns
+        are limited in sum. No thread is blamed before all could run on.
+        """
         thread = self.thread
         thread.turns += TURNS_BEFORE_PAUSE
-        if thread.turns > self.most_turns:
+        self._turns_of_all += TURNS_BEFORE_PAUSE * waits
+        turned = thread.turns > 2 * TURNS_BEFORE_PAUSE and self._turns_of_all > self.most_turns
+        if turned or thread.turns > self.most_turns:
             self.here = position
             raise self.error(
                 "runaway loop",
-                f"this loop is still turning after {thread.turns:,} turns; if it waits for another "
-                "thread, none changes what it waits for",
+                f"this loop is still turning after {thread.turns:,} turns of this thread and "
+                f"{self._turns_of_all:,} of all; if it waits for another thread, none changes what "
+                f"it waits for (else allow more turns than {self.most_turns:,})",
             )
         self.hub.switch(PAUSE)
         return 0

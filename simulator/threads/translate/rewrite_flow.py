@@ -140,9 +140,9 @@ class FlowRewriter(CallRewriter):
             start += [self._plus_one(turn, node), self._turn(visit, load(turn), node)]
             after.append(self._leave(visit, node))
         if not bounded:
-            self._counts_turns = True
+            self._counts_turns, waits = True, ast.Constant(isinstance(node, ast.While))
             limit = ast.Compare(load("_turns"), [ast.Gt()], [ast.Constant(TURNS_BEFORE_PAUSE)])
-            spin = self._set_name("_turns", call("_spin", self.position(node)), node)
+            spin = self._set_name("_turns", call("_spin", self.position(node), waits), node)
             start += [
                 self._plus_one("_turns", node),
                 ast.copy_location(ast.If(limit, [spin], []), node),
