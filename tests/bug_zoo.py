@@ -448,6 +448,34 @@ def local_parts(x, y):
     y[i] = r[0, 3] + r[1, 1] + r[1, 2] + r[1, 3] + r[2, 0]
 
 
+@cuda.jit
+def flag_between_warps(x, flag, y):
+    """Sound on a GPU: the report must say that this order is not followed."""
+    s = cuda.shared.array(1, float32)
+    if cuda.threadIdx.x == 0:
+        s[0] = x[0]
+        cuda.threadfence_block()
+        cuda.atomic.exch(flag, 0, 1)
+    if cuda.threadIdx.x == 32:
+        while cuda.atomic.add(flag, 0, 0) == 0:
+            pass
+        cuda.threadfence_block()
+        y[0] = s[0]
+
+
+@cuda.jit
+def other_values(x, y):
+    y[0] = x[0] + cuda.blockIdx.x // 2
+
+
+@cuda.jit
+def equal_values_then_added(x, y):
+    y[0] = x[0]
+    cuda.syncthreads()
+    if cuda.blockIdx.x == 1 and cuda.threadIdx.x == 0:
+        cuda.atomic.add(y, 0, x[1])
+
+
 class Case(NamedTuple):
     kernel: Any
     grid: int
@@ -747,6 +775,33 @@ ZOO = [
         ("cuda.atomic.add(total, 0, x[cuda.grid(1)])",),
         "the number 1.0 is indexed as if it were an array",
     ),
+    Case(
+        flag_between_warps,
+        1,
+        64,
+        (vector(), np.zeros(1, np.int32), empty(1)),
+        "race",
+        ("s[0] = x[0]", "y[0] = s[0]"),
+        "; that a flag orders them after a fence is not followed",
+    ),
+    Case(
+        other_values,
+        4,
+        32,
+        (vector(), empty(1)),
+        "race",
+        ("y[0] = x[0] + cuda.blockIdx.x // 2",) * 2,
+        "block (2, 0, 0) writes global y[0], which another block writes",
+    ),
+    Case(
+        equal_values_then_added,
+        2,
+        32,
+        (vector(), empty(1)),
+        "race",
+        ("y[0] = x[0]", "cuda.atomic.add(y, 0, x[1])"),
+        "block (1, 0, 0) updates global y[0], which another block writes",
+    ),
     Case(rank_mismatch, 1, 32, (vector(), empty(32)), "exception", ("y[i, 0] = x[i]",), "1 axes"),
 ]
 
@@ -760,5 +815,6 @@ SOUND = [
     Case(bulk_load_with_fence, 1, 64, (vector(), empty(64))),
     Case(local_parts, 1, 32, (vector(), empty(32))),
     Case(equal_values, 1, 32, (vector(), empty(1))),
+    Case(equal_values, 4, 32, (vector(), empty(1))),
     Case(count_to, 1, 32, (vector(), np.zeros(32, np.int32))),
 ]

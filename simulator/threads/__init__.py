@@ -10,7 +10,8 @@ Blocks run one after the other, but for those of a cluster (``trace(kernel, clus
 instructions are in ``flash_numba.device.hopper.clusters``) and for kernels that call
 ``cuda.cg.this_grid().sync()``: their blocks run at once, a barrier of the block then orders its own
 threads only, and races between them are found like others. ``cuda.activemask()`` gives all lanes
-that come the same way; a GPU may give fewer.
+that come the same way; a GPU may give fewer. Fences and atomic operations, as flags and locks use
+them, order nothing in the search for races (`races`).
 
 ``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane
 by lane, `beside_hardware` what is predicted from the source beside what Nsight Compute measured,

@@ -9,12 +9,10 @@ import numpy as np
 from .cells import READ, UPDATE, VERBS, WRITE, Accesses, Cells
 from .errors import Finding, KernelError
 
-ROWS = (WRITE, READ, READ, UPDATE, UPDATE)
-"""What is remembered of an element: which block wrote it last, and the first and the last that
-read and that updated it. Many may do that without a race, and the last may be the block that runs;
-blocks run one after another, so if another one did, it is the first or the last."""
-FIRST = (1, 3)
-"""Rows that keep the first."""
+ROWS = (WRITE, WRITE, READ, READ, UPDATE, UPDATE)
+"""What is remembered of an element: the first and the last block that wrote, read and updated it.
+Several may do the same without a race (write it, if the values are equal), and the last may be the
+block that runs. Blocks run one after another: if another one did, it is the first or the last."""
 
 
 class BlockRaces:
@@ -30,6 +28,7 @@ class BlockRaces:
         self.cells, self.fenced = cells, False
         self._block_of = np.full((len(ROWS), cells.count), -1, np.int32)
         self._code_of = np.zeros((len(ROWS), cells.count), np.int32)
+        self._held = np.zeros(cells.count, np.uint64)
 
     def check(self, found: Accesses, block: int) -> None:
         """Look for elements that other blocks used before, where one of both writes.
@@ -43,31 +42,39 @@ class BlockRaces:
         cells, codes, kind = found.cell, found.code, found.kind
         pick = self.cells.is_global[self.cells.memory_of(cells)]
         cells, codes, kind = cells[pick], codes[pick], kind[pick]
-        written, *read_or_updated = range(len(ROWS))
-        first_read, last_read, first_updated, last_updated = read_or_updated
+        written, read, updated = (0, 1), (2, 3), (4, 5)
+        done = []
         against = {
-            WRITE: (written, *read_or_updated),
-            READ: (written, first_updated, last_updated),
-            UPDATE: (written, first_read, last_read),
+            WRITE: (*written, *read, *updated),
+            READ: (*written, *updated),
+            UPDATE: (*written, *read),
         }
         for one, others in against.items():
             mine = kind == one
-            at = cells[mine]
+            at, code = cells[mine], codes[mine]
+            if not len(at):
+                continue
             for other in others if not self.fenced else ():
                 known = self._block_of[other, at]
                 clash = np.flatnonzero((known >= 0) & (known != block))
+                if ROWS[other] == one == WRITE:
+                    clash = clash[self._held[at[clash]] != self.cells.content(at[clash])]
                 if len(clash):
-                    self._report(at[clash[0]], codes[mine][clash[0]], one, other)
-        self._remember(cells, codes, kind, block)
+                    self._report(at[clash[0]], code[clash[0]], one, other)
+            done.append((one, at, code))
+        for one, at, code in done:
+            self._remember(at, code, one, block)
 
-    def _remember(self, cells, codes, kind, block):
-        for row, one in enumerate(ROWS):
-            at, code = cells[kind == one], codes[kind == one]
-            if row in FIRST:
-                fresh = self._block_of[row, at] < 0
-                at, code = at[fresh], code[fresh]
-            self._block_of[row, at] = block
-            self._code_of[row, at] = code
+    def _remember(self, at, code, kind, block):
+        first, last = (row for row, one in enumerate(ROWS) if one == kind)
+        fresh = self._block_of[first, at] < 0
+        if fresh.any():
+            self._block_of[first, at[fresh]] = block
+            self._code_of[first, at[fresh]] = code[fresh]
+        self._block_of[last, at] = block
+        self._code_of[last, at] = code
+        if kind == WRITE:
+            self._held[at] = self.cells.content(at)
 
     def _report(self, cell, code, mine, other):
         theirs = ROWS[other]

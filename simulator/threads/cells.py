@@ -75,6 +75,15 @@ class Cells:
         """Numbers of the memories that elements belong to."""
         return np.searchsorted(self._first, cell, side="right") - 1
 
+    def content(self, cell) -> np.ndarray:
+        """What elements hold now, their bytes taken as unsigned integers."""
+        found, memory = np.zeros(len(cell), np.uint64), self.memory_of(cell)
+        for number in np.unique(memory).tolist():
+            one, there = self.memories[number], memory == number
+            whole = one.data[: len(one.data) // one.granule * one.granule]
+            found[there] = whole.view(f"u{one.granule}")[cell[there] - self._first[number]]
+        return found
+
     def accesses(self, words: np.ndarray, segments) -> Accesses:
         """What the log since the last barrier holds, one entry an element."""
         sites = self.runtime.log.sites

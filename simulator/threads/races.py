@@ -2,7 +2,13 @@
 
 Two accesses race if different threads make them, at least one writes, not both are atomic, and
 nothing orders them: no barrier of the block lies between, nor what `order` follows. Blocks that do
-not run at once are never ordered. Threads that write equal values to one element are let be.
+not run at once are never ordered. Threads that write equal values to one element are let be, of one
+block and of several.
+
+Flags and locks are not followed: what a thread wrote before ``cuda.threadfence_block`` and an
+atomic operation, for which another thread of the block turns and waits, counts as a race, and so
+does what a lock of ``cuda.atomic.cas`` guards. (`order` follows loads that acquire and stores that
+release.) Between blocks nothing is looked for in a kernel that calls a fence.
 """
 
 from __future__ import annotations
@@ -177,6 +183,8 @@ class RaceFinder:
             texts.append(f"{copy}thread {segment.thread.number} {VERBS[kind]}")
         copying = self._under_way(found, segments, a, found.at[b])
         why = "with no barrier in between"
+        if self.fenced:
+            why += "; that a flag orders them after a fence is not followed"
         places = [self.cells.place(found.code[one]) for one in (a, b)]
         if copying:
             why = "while that copy may be under way: commit it, wait for it, then a barrier"
