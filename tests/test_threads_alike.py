@@ -101,6 +101,20 @@ def copied_across_lines(x, y):
     y[cuda.blockIdx.x, i] = s[i]
 
 
+@cuda.jit
+def squared_above_50(x, y):
+    v = x[cuda.grid(1)]
+    if v > 50:
+        v = v * v + v
+    y[cuda.grid(1)] = v
+
+
+@cuda.jit
+def by_quotients(x, y):
+    q, r = divmod(cuda.blockIdx.x, 2)
+    y[q * 64 + r * 32 + cuda.threadIdx.x] = x[cuda.threadIdx.x]
+
+
 def both(kernel, grid, block, arguments, shared_bytes=0, **options):
     """The reports of a full run and of one with representative blocks, which must agree."""
     reports = []
@@ -125,7 +139,9 @@ def test_blocks_that_differ_by_an_offset_are_alike():
     assert full.flops == sampled.flops
     assert classes(sampled) == [8]
     assert (full.blocks, sampled.blocks) == (8, 2)
-    assert "block (0, 0, 0) counted 8 times; (7, 0, 0) ran too and did the same" in str(sampled)
+    assert "block (0, 0, 0) counted 8 times; (7, 0, 0) ran too and accessed the same" in str(
+        sampled
+    )
     assert full.sampled == ()
 
 
@@ -190,6 +206,21 @@ def test_what_cannot_be_followed_makes_every_block_run(kernel, arguments, why):
     assert full.blocks == sampled.blocks == 8
     assert full.flops == sampled.flops
     assert sampled.sampled[0].startswith(f"every block ran: {why}")
+
+
+def test_operations_that_depend_on_data_are_said_to_be_unproven():
+    full, sampled = both(squared_above_50, 4, 32, (vector(128), empty(128)))
+    assert full.total_flops == {"mul": 77, "add": 77}
+    assert not sampled.total_flops
+    assert "not proven" in sampled.sampled[-1]
+    assert sampled.sampled[-1].endswith("and the other one that ran did others")
+    _, sampled = both(squared_above_50, 4, 32, (np.ones(128, np.float32), empty(128)))
+    assert sampled.sampled[-1].endswith("counted as in the first block of each class")
+
+
+def test_the_reason_for_running_every_block_names_what_is_not_followed():
+    _, sampled = both(by_quotients, 4, 32, (vector(), empty(128)))
+    assert "(of memory, or through floats or functions)" in sampled.sampled[0]
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -9,7 +9,8 @@ that comes from blockIdx, or from an array of integers, is known for all blocks 
 index, a condition or a way through the source may depend on anything else - floats and 16-bit
 numbers from memory, atomics, what an unknown function gives - every block runs
 (`translate.following` finds that out beforehand). The last block of a class runs, too, and must
-give the same counts.
+give the same counts. Floating-point operations alone may depend on data: a branch without accesses
+is taken as in the first block of a class, and the report says that this is not proven.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sampled(NamedTuple):
     times: int
 
     def __str__(self):
-        same = "" if self.checked is None else f"; {self.checked} ran too and did the same"
+        same = "" if self.checked is None else f"; {self.checked} ran too and accessed the same"
         return f"block {self.block} counted {self.times:,} times{same}"
 
 

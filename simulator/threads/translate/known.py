@@ -90,7 +90,8 @@ class Leak(NamedTuple):
 
     def __str__(self):
         return (
-            f"{self.what} depends on numbers from memory, line {self.place.line}: {self.place.text}"
+            f"{self.what} depends on numbers that are not followed (of memory, or through floats "
+            f"or functions), line {self.place.line}: {self.place.text}"
         )
 
 
