@@ -195,7 +195,8 @@ class Report:
         stores. Passes are those that addresses need. So are Nsight's of single instructions
         (`OWN_PASSES`); the others are the hardware's, and hold what meetings cost, too
         (`ARBITRATION`, `meetings`). Loads that the compiler merges or drops still count here:
-        instructions and passes of shared loads are those of the source.
+        instructions and passes of shared loads are those of the source. No counter of atomic
+        operations is predicted: what lanes at one address cost is the hardware's choice.
         """
         through = [e for e in self.entries if e.site.traffic not in BYPASS]
         copies = self.count("global", "load", traffic="cp.async")
