@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("numba", reason="kernels need numba")
 
 import traced_kernels as kernels
-from bug_zoo import SOUND, ZOO, Case, empty, local_parts, vector
+from bug_zoo import SOUND, ZOO, Case, empty, vector
+from bug_zoo.memory import local_parts
 from numba import cuda
 
 from simulator.threads import KernelError, trace
