@@ -1,5 +1,9 @@
 """Integers of the thread runner: types and wrapping as Numba has them for CUDA."""
 
+# numba's stubs are taken at their word: they lack cuda.compile and what njit gives.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportPrivateImportUsage=false
+
 import warnings
 
 import numpy as np
