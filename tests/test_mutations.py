@@ -1,6 +1,6 @@
 """The suite must notice: a broken program, formula or reference has to fail some test.
 
-Six named mistakes that attention code really has, and a fixed sample of mutants made from the
+Named mistakes that attention code really has, and a fixed sample of mutants made from the
 syntax trees. A mutant that survives must stand in `SURVIVORS` with the reason why it is no mistake.
 """
 
@@ -28,6 +28,8 @@ TESTS = {
         "tests/test_flash2_threads.py",
     ),
     "flash_numba/device/aux_sums.py": ("tests/test_aux_gradient_threads.py",),
+    "flash_numba/device/late_softmax.py": ("tests/test_late_softmax_threads.py",),
+    "flash_numba/device/visits.py": ("tests/test_visits_threads.py",),
     "flash_numba/device": ("tests/test_flash2_threads.py",),
 }
 """Which tests are asked about a change to which files."""
@@ -46,7 +48,9 @@ SAMPLE = {
     "flash_numba/device/aux_sums.py": 2,
     "flash_numba/device/dropout.py": 1,
     "flash_numba/device/gradients.py": 1,
+    "flash_numba/device/late_softmax.py": 2,
     "flash_numba/device/scores.py": 1,
+    "flash_numba/device/visits.py": 2,
 }
 """How many mutants of each file."""
 
@@ -87,10 +91,35 @@ MISTAKES = {
         'this one wrote is visible to it."""\n    cuda.syncthreads()\n',
         'this one wrote is visible to it."""\n',
     ),
+    "far tile not computed again": (
+        "flash_numba/device/late_softmax.py",
+        "            if far:\n",
+        "            if False:\n",
+    ),
+    "late scale behind the last tile": (
+        "flash_numba/device/late_softmax.py",
+        "later = not far and not last",
+        "later = not far",
+    ),
+    "turns from the other end": (
+        "flash_numba/device/visits.py",
+        "visit.stop - 1 - n_block if last_first else n_block - visit.start",
+        "n_block - visit.start if last_first else visit.stop - 1 - n_block",
+    ),
+    "keys beyond the end not masked": (
+        "flash_numba/device/visits.py",
+        "                partial |= behind * tile_n > seqlen_k\n",
+        "",
+    ),
+    "a visit's slot taken while it is read": (
+        "flash_numba/device/visits.py",
+        "SLOTS = 8\n",
+        "SLOTS = 2\n",
+    ),
 }
 """Name -> (file, text, replacement)."""
 
-LIMITED = ("sh", "-c", 'ulimit -t 180; exec "$@"', "sh")
+LIMITED = ("sh", "-c", 'ulimit -S -t 180; exec "$@"', "sh")
 """Ends a mutant that runs for ever, by its seconds of processor time: a machine may be busy."""
 
 

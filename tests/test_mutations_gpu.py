@@ -61,6 +61,20 @@ MISTAKES = {
         "test_tensor_core_gpu.py",
         "test_backward_repeats_bit_for_bit and 64 and True",
     ),
+    "the first visit taken for the last": Mistake(
+        "device/visits.py",
+        "is_last = n_block == visit.start if last_first",
+        "is_last = n_block == visit.stop - 1 if last_first",
+        "test_tensor_core_gpu.py",
+        "test_backward and N113-M203-D64_64",
+    ),
+    "hopper's far tile not computed again": Mistake(
+        "device/late_softmax.py",
+        "            if far:\n",
+        "            if False:\n",
+        "test_hopper_gpu.py",
+        "test_growing_scores and 128",
+    ),
     "hopper's diagonal not masked": Mistake(
         "kernels/hopper_walk.py",
         "(n_block >= step.full_stop)",
