@@ -71,7 +71,8 @@ def run(name: str) -> dict[str, Any]:
 
     node: Any = nbformat.from_dict(notebook(name))
     resources = {"metadata": {"path": str(TUTORIALS)}}
-    NotebookClient(node, timeout=SECONDS, kernel_name="python3", resources=resources).execute()
+    limits: Any = {"timeout": SECONDS, "startup_timeout": SECONDS}
+    NotebookClient(node, kernel_name="python3", resources=resources, **limits).execute()
     for cell in node["cells"]:
         cell["metadata"] = {}
         if cell["cell_type"] == "code":

@@ -49,7 +49,11 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _end(over: threading.Event, lock: threading.Lock) -> None:
-    """Let nothing be raised from now on, also if `Endless` arrives meanwhile."""
+    """Let nothing be raised from now on, also if `Endless` arrives meanwhile.
+
+    Else it would come again and again. A thread that ends with one under way leaves CPython 3.11
+    looking for it for ever, in every thread: see `_let_arrive`.
+    """
     while True:
         try:
             with lock:
