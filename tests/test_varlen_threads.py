@@ -23,6 +23,7 @@ from flash_numba.kernels import (
     tensor_core_dkv,
     tensor_core_dq,
     tensor_core_gradients,
+    tensor_core_gradients_launch,
 )
 from flash_numba.kernels.spec import Spec, padded
 from flash_numba.kernels.tensor_core import LOG2_E
@@ -184,7 +185,7 @@ def one_kernel(problem, packed, q, k, v, do, lse, o, count=False, order=None, **
     tiles = GradientTiles(*depths, 2, 2, 2, 32, **tile)
     found = {n: blank(problem.shapes[n], q.dtype) for n in ("dq", "dk", "dv")}
     delta = np.einsum("ihd,ihd->hi", o.astype(np.float64), do.astype(np.float64))
-    turns = np.zeros(tensor_core_gradients.query_tiles(problem, tiles.tile_m), np.int32)
+    turns = np.zeros(tensor_core_gradients_launch.query_tiles(problem, tiles.tile_m), np.int32)
     sums = blank((*turns.shape, tiles.tile_m * tiles.depth))
     shared = sums, turns
     inputs = (in_batches(problem, x) for x in (q, k, v, do, lse, delta.astype(np.float32)))

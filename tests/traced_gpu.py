@@ -14,7 +14,8 @@ from flash_numba.kernels.spec import padded
 RUNGS = ladder.RUNGS
 MODULES = ("flash1", "flash1_backward", "flash2", "flash2_backward", "standard")
 MODULES += ("standard_backward", "backward_call", "aux_gradient", "aux_plan")
-MODULES += ("tensor_core", "tensor_core_backward", "tensor_core_gradients", "packed_tiles")
+MODULES += ("tensor_core", "tensor_core_backward", "packed_tiles")
+MODULES += ("tensor_core_gradients_launch",)
 
 
 def padded_rows(view):

@@ -35,8 +35,8 @@ from .tensor_core_backward_tiles import (
 )
 from .tensor_core_dkv import make_key_gradients
 from .tensor_core_dq import make_query_gradient
-from .tensor_core_gradients import launch_gradients
-from .tensor_core_gradients import workspace as gradients_workspace
+from .tensor_core_gradients_launch import launch_gradients
+from .tensor_core_gradients_launch import workspace as gradients_workspace
 from .tensor_core_gradients_tiles import GradientTiles, gradient_tiles
 from .tensor_core_tiles import allows_chunks, is_scale_folded
 
@@ -45,7 +45,7 @@ def workspace(problem: Problem, numbers: Sequence[int] = ()) -> tuple[int, ...]:
     """Bytes that `backward` needs besides its results, in parts that follow one another.
 
     What `packed_tiles.workspace` says; delta, a float32 for each of lse; sums for the gradients of
-    the score changes `numbers`; what `tensor_core_gradients.workspace` says.
+    the score changes `numbers`; what `tensor_core_gradients_launch.workspace` says.
     """
     tiles, lists = one_kernel_tiles(problem), (0, 0, 0)
     if problem.sequences is not None:

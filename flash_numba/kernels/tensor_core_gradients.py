@@ -14,23 +14,19 @@ Algorithm 2.
 
 from functools import cache
 
-from ..arrays import contiguous
-from ..device.fragment_exchange import lane_of_words, make_multiply_add_shared
-from ..device.fragment_products import lane_of_columns, lane_of_rows, make_multiply_add
 from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
-from ..device.query_sums import make_query_sums, make_write_rounded
 from ..device.schedule import make_agreed, make_own_aux, make_query_walk
 from ..device.swizzled_copies import make_arrivals, make_load_tile
 from ..device.turns import await_turn, leave_turn, make_clear_unvisited, make_key_work, recall
 from ..device.unroll import unroll_none
 from ..device.visits import SLOTS, make_note_visit, make_visit_of, walked
-from ..launch import fill_zero, launch
-from ..problem import Problem
-from ..tiling import ceil_div
-from .arguments import extra_arguments
 from .spec import Spec
+from .tensor_core_gradients_places import make_places_of
 from .tensor_core_gradients_rooms import (
+    make_add_of_partner,
+    make_add_own,
+    make_add_queries,
     make_load_queries,
     make_store_gradients,
     make_weights_and_gradients,
@@ -55,7 +51,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         scale, mask_aux, range_aux, score_aux, lengths, listed, dropout)``: as
         `tensor_core_dq.make_query_gradient`; Sums float32 (query tiles, tile_m * depth), Turns
         int32 (query tiles,) and Ticket int32 (1,), these two zero. Query tiles are those of all
-        heads, of a head those of all sequences (`query_tiles`).
+        heads, of a head those of all sequences (`tensor_core_gradients_launch.query_tiles`).
 
     Notes
     -----
@@ -64,51 +60,38 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     dV are written once.
     """
     threads, tile_m, tile_n, stages = tiles.threads, tiles.tile_m, tiles.tile_n, tiles.stages
-    depth, depth_v, pitch, pitch_v = tiles.depth, tiles.depth_v, tiles.pitch, tiles.pitch_v
-    blocks, sharing, pitch_p = tiles.row_blocks, tiles.sharing, tiles.pitch_p
-    warp_n, warp_m = 16 * blocks, tile_m // sharing
-    own_d, own_v, spread, dq_blocks = (
-        depth // sharing,
-        depth_v // sharing,
-        tiles.dq_spread,
-        tiles.dq_blocks,
-    )
-    rows, columns, k_columns, v_columns = 2 * blocks, warp_m // 4, own_d // 4, own_v // 4
-    q_rows, q_columns = 2 * dq_blocks, depth // spread // 4
-    v_at, q_at, do_at, ds_at, p_at, _, _ = tiles.layout
+    blocks, sharing = tiles.row_blocks, tiles.sharing
+    warp_n, warp_m, rows = 16 * blocks, tiles.warp_m, 2 * blocks
+    columns, k_columns, v_columns = warp_m // 4, tiles.own_d // 4, tiles.own_v // 4
+    spread, dq_blocks = tiles.dq_spread, tiles.dq_blocks
+    q_rows, q_columns = 2 * dq_blocks, tiles.depth // spread // 4
     p_shape, a_shape = (warp_m // 16, blocks, 4), (1, blocks, 4)
     # Threads that wait or look ahead, each on a scheduler of its own.
     releases, acquires, looks_ahead = 32 % threads, 64 % threads, 96 % threads
+    side_elements = tile_n * tiles.pitch_p
 
-    agreed, packed, notes = make_agreed(tiles.uniform), spec.packed, tiles.notes
+    packed, notes, agreed = spec.packed, tiles.notes, make_agreed(tiles.uniform)
     ticketed = tiles.heads_at_once, tile_m, tile_n, tiles.uniform
     key_work = make_key_work(packed, spec.has_lengths, spec.has_list, *ticketed)
     own_aux = make_own_aux(packed, spec.keep, spec.key_range)
     spec = spec.of_one_sequence()
     walk = spec.key_range, spec.exact, spec.has_list, tile_m, tile_n
     span, *_ = make_query_walk(*walk)
-    note_visit, visit_of = make_note_visit(*walk), make_visit_of(tiles.notes, tile_n)
     some = spec.key_range is not None or spec.has_lengths or spec.has_list or packed
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
-    own = tile_n, threads, spec.vectors
-    load_k = make_load_tile(spec.head_dim, depth, *own, pitch)
-    load_v = make_load_tile(spec.head_dim_v, depth_v, *own, pitch_v)
+    places_of, dq_places_of = make_places_of(tiles)
+    note_visit, visit_of = make_note_visit(*walk), make_visit_of(notes, tile_n)
+    copies, v_at = (tile_n, threads, spec.vectors), tiles.layout[0]
+    load_k = make_load_tile(spec.head_dim, tiles.depth, *copies, tiles.pitch)
+    load_v = make_load_tile(spec.head_dim_v, tiles.depth_v, *copies, tiles.pitch_v)
     load_queries = make_load_queries(spec, tiles)
     commit, arrive = make_arrivals(True)
     _, arrive_first = make_arrivals(True, 1)
     clear_dk, clear_dv = make_clear(rows, k_columns), make_clear(rows, v_columns)
     weights_and_gradients = make_weights_and_gradients(spec, tiles)
-    add_dk = make_multiply_add(spec.dtype, blocks, warp_m, own_d, pitch, True, sharing)
-    from_partner = spec.dtype, blocks, warp_m
-    add_dv_shared = make_multiply_add_shared(*from_partner, own_v, pitch_p, pitch_v, False, sharing)
-    add_dk_shared = make_multiply_add_shared(*from_partner, own_d, pitch_p, pitch, False, sharing)
-    add_dq = make_multiply_add_shared(
-        spec.dtype, dq_blocks, tile_n, depth // spread, pitch_p, pitch, True, spread
-    )
-    read_sums, write_sums = make_query_sums(q_rows, q_columns, threads)
-    write_dq = make_write_rounded(
-        spec.dtype, spec.head_dim, q_rows, q_columns, spread, spec.vectors
-    )
+    add_dk = make_add_own(spec, tiles)
+    add_dv_of_partner, add_dk_of_partner = make_add_of_partner(spec, tiles)
+    read_sums, add_dq, write_sums, write_dq = make_add_queries(spec, tiles)
     store_gradients = make_store_gradients(spec, tiles)
 
     @kernel(threads, tiles.blocks_per_sm)
@@ -130,25 +113,15 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         group, tiles_of_head = num_heads // kv_heads, types.int32(Turns.shape[0]) // num_heads
         # Sequences of a packed batch share their axis of rows: every one is entry 0.
         entry, kv = types.uint32(0 if packed else batch), types.uint32(kv_head)
-        part, warp_rows = warp % sharing, warp // sharing * warp_n
-        first_k = types.int32(n_block * tile_n + warp_rows + lane // 4)
+        part, key_row = warp % sharing, warp // sharing * warp_n
+        first_k = types.int32(n_block * tile_n + key_row + lane // 4)
 
         # Prologue
         memory = cuda.shared.array(0, types.uint16, alignment=128)
         numbers = cuda.shared.array(0, types.float32, alignment=128)
-        k_lane = warp_rows * pitch + lane_of_rows(lane, pitch)
-        v_lane = v_at + warp_rows * pitch_v + lane_of_rows(lane, pitch_v)
-        q_lane, do_lane = (
-            q_at + lane_of_columns(lane, pitch),
-            do_at + lane_of_columns(lane, pitch_v),
-        )
-        q_row_lane = q_at + (lane_of_rows(lane, pitch) ^ (16 * part))
-        do_row_lane = do_at + (lane_of_rows(lane, pitch_v) ^ (16 * part))
-        p_lane = warp_rows * pitch_p + (lane_of_words(lane, pitch_p) ^ (part * warp_m))
-        p_row_lane = warp_rows * pitch_p + (lane_of_rows(lane, pitch_p) ^ ((1 - part) * warp_m))
+        places = places_of(part, key_row, lane)
         dq_row, dq_part = warp // spread * (16 * dq_blocks), warp % spread
-        ds_lane = ds_at + dq_row // 64 * 64 + (lane_of_columns(lane, pitch_p) ^ (dq_row % 64))
-        k_row_lane = lane_of_rows(lane, pitch) ^ (16 * dq_part)
+        dq_places = dq_places_of(dq_row, dq_part, lane)
         acc_dk = cuda.local.array((rows, k_columns), types.float32)
         acc_dv = cuda.local.array((rows, v_columns), types.float32)
         rS = cuda.local.array((rows, columns), types.float32)
@@ -157,6 +130,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         rP = cuda.local.array(p_shape, types.uint32)
         rdS = cuda.local.array(p_shape, types.uint32)
         rA = cuda.local.array(a_shape, types.uint32)
+        registers = rS, rdP, rA, rP, rdS, acc_dv
         clear_dk(acc_dk)
         clear_dv(acc_dv)
         seen = False
@@ -219,44 +193,40 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                 if notes and tid == looks_ahead:
                     index = walked(sVisits, number + 1)
                     note_visit(sVisits, number + 2, index, *walk, *where, listed)
+
+                # S, P, dP and dS of the warp's queries and keys, and what they add to dV and dK
                 first_q = types.int32(visit.m_block * tile_m + part * warp_m + lane % 4 * 2)
-                row = stage * tile_m + part * warp_m
-                registers = rS, rdP, rA, rP, rdS, acc_dv
-                products = k_lane, v_lane, q_lane + row * pitch, do_lane + row * pitch_v
-                stores = p_at + p_lane + side, ds_at + p_lane + side
-                places = *products, do_row_lane + row * pitch_v, *stores
+                row = stage * tile_m + part * warp_m  # the first of the warp's own queries
                 positions = first_q, first_k, seqlen_q, seqlen_k, batch, head
                 weights_and_gradients(
-                    registers, memory, numbers, places, row, positions, visit.is_partial, mask_aux,
-                    factor, lane,
+                    registers, memory, numbers, places, row, side, positions, visit.is_partial,
+                    mask_aux, factor, lane,
                 )  # fmt: skip
                 if stages == 2:
                     visit = visit_of(sVisits, number + 1, *known)
                     load_queries(memory, numbers, 1 - stage, tensors, visit, begin_q, seqlen_q, tid)
                     commit()
-                add_dk(acc_dk, rdS, memory, q_row_lane + row * pitch)
+                add_dk(acc_dk, rdS, memory, places, row)
                 if stages == 3:
                     arrive()
                 cuda.syncthreads()  # P and dS are here for all, and it is this block's turn
                 if stages == 3 and tid == releases and number > first:
                     visit = visit_of(sVisits, number - 1, *known)
                     leave_turn(Turns, first_tile + visit.m_block, visit.turn)
+
+                # What the partner's queries add to dV and dK, and all keys to a part of dQ
                 visit = visit_of(sVisits, number, *known)
                 gSums = Sums[types.uint32(first_tile + visit.m_block)]
                 read_sums(rdQ, gSums, visit.turn == 0, tid)
                 row = stage * tile_m + (1 - part) * warp_m
-                if sharing > 1:
-                    p_row = p_at + p_row_lane + side
-                    add_dv_shared(acc_dv, memory, p_row, do_row_lane + row * pitch_v)
+                add_dv_of_partner(acc_dv, memory, places, row, side)
                 if stages == 3:
                     away = types.int32(stage - 1 if stage > 0 else 2)
                     visit = visit_of(sVisits, number + 2, *known)
                     load_queries(memory, numbers, away, tensors, visit, begin_q, seqlen_q, tid)
                     commit()
-                if sharing > 1:
-                    ds_row = ds_at + p_row_lane + side
-                    add_dk_shared(acc_dk, memory, ds_row, q_row_lane + row * pitch)
-                add_dq(rdQ, memory, ds_lane + side, k_row_lane)
+                add_dk_of_partner(acc_dk, memory, places, row, side)
+                add_dq(rdQ, memory, dq_places, side)
                 visit = visit_of(sVisits, number, *known)
                 if visit.is_last:
                     row = types.int32(begin_q + visit.m_block * tile_m + dq_row)
@@ -267,7 +237,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
                 number = types.int32(number + 1)
                 stage = types.int32(stage + 1 if stage < stages - 1 else 0)
                 if stages == 3:
-                    side = types.int32(tile_n * pitch_p - side)
+                    side = types.int32(side_elements - side)
             arrive()  # what was copied of no query tile
             cuda.syncthreads()  # nobody reads the tiles of this head any more, its sums are written
             if tid == releases and number > first:
@@ -283,40 +253,3 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
         store_gradients(gdK, gdV, first_row, end, memory, acc_dk, acc_dv, scale, tid)
 
     return tensor_core_gradients
-
-
-def query_tiles(problem: Problem, tile_m: int) -> int:
-    """Query tiles of all heads; of a packed batch each sequence may waste one."""
-    if problem.sequences is None:
-        return problem.num_heads * problem.batch * ceil_div(problem.seqlen_q, tile_m)
-    return problem.num_heads * (problem.sequences.total_q // tile_m + problem.batch + 1)
-
-
-def workspace(problem: Problem, tiles: GradientTiles | None) -> tuple[int, ...]:
-    """Bytes that the kernel needs: sums of dQ in float32, then turns with the ticket counter."""
-    if tiles is None:
-        return ()
-    number = query_tiles(problem, tiles.tile_m)
-    return 4 * number * tiles.tile_m * tiles.depth, 4 * (number + 1)
-
-
-def launch_gradients(
-    problem: Problem, spec: Spec, tiles: GradientTiles, inputs, gradients, factors, at, listed,
-    stream,
-) -> None:  # fmt: skip
-    """Launch the kernel.
-
-    `at` are the addresses of the parts of `workspace`, `listed` what `packed_tiles.list_tiles`
-    gives of the key tiles.
-    """
-    number = query_tiles(problem, tiles.tile_m)
-    sums = contiguous(at[0], (number, tiles.tile_m * tiles.depth), "fp32")
-    turns = contiguous(at[1], (number,), "int32")
-    size = workspace(problem, tiles)[1]
-    ticket = contiguous(at[1] + size - 4, (1,), "int32")
-    fill_zero(at[1], size, stream)
-    extra = extra_arguments(problem, tiles.tile_m, tiles.tile_n, listed[1])
-    arguments = *inputs, sums, turns, ticket, *gradients, *factors, *extra
-    kernel = make_gradients(spec, tiles)
-    blocks = listed[0] * problem.num_kv_heads
-    launch(kernel, blocks, tiles.threads, tiles.shared_bytes, arguments, stream)

@@ -2,7 +2,11 @@
 
 from functools import cache
 
-from ..device.fragment_exchange import lane_of_words, make_share_fragments
+from ..device.fragment_exchange import (
+    lane_of_words,
+    make_multiply_add_shared,
+    make_share_fragments,
+)
 from ..device.fragment_gradients import make_gradient_parts, make_load_vector
 from ..device.fragment_products import (
     make_multiply_add,
@@ -10,6 +14,7 @@ from ..device.fragment_products import (
     make_pack_weights,
 )
 from ..device.numba_cuda import cuda, room, types
+from ..device.query_sums import make_query_sums, make_write_rounded
 from ..device.scores import make_mask_scores, make_scale_scores
 from ..device.swizzled_copies import make_load_tile, make_store_tile
 from .spec import Spec
@@ -49,21 +54,22 @@ def make_load_queries(spec: Spec, tiles: GradientTiles):
 def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
     """Room for S^T, P^T, dP^T and dS^T of a warp, and what its own queries add to dV.
 
-    ``weights_and_gradients(registers, memory, numbers, places, number, positions, partial,
+    ``weights_and_gradients(registers, memory, numbers, places, row, side, positions, partial,
     mask_aux, factor, lane)``. Registers are `rS`, `rdP`, `rA`, `rP`, `rdS` and `acc_dv`; packed P
-    and dS are left in two of them, and in shared memory for others. Places in `memory` are of the
-    lane in K, V, Q and dO, in rows of dO, and where to store P and dS; `number` is where the warp's
-    numbers begin in lse and in delta. Positions: first_q, first_k, seqlen_q, seqlen_k, batch, head.
+    and dS are left in two of them, and in shared memory for others, `side` elements after where P
+    and dS begin. `row` of all stages' rows is the first of the warp's queries; lse and delta of it
+    are in `numbers`. `places` are `Places`. Positions: first_q, first_k, seqlen_q, seqlen_k, batch,
+    head.
 
     Notes
     -----
     Exponentials are written between the products of dP, and dS between those of dV: other work for
     the time in which the tensor cores are busy.
     """
-    blocks, warp_m, pitch_p = tiles.row_blocks, tiles.tile_m // tiles.sharing, tiles.pitch_p
-    pitch, pitch_v, own_v = tiles.pitch, tiles.pitch_v, tiles.depth_v // tiles.sharing
+    blocks, warp_m, pitch_p = tiles.row_blocks, tiles.warp_m, tiles.pitch_p
+    pitch, pitch_v, own_v = tiles.pitch, tiles.pitch_v, tiles.own_v
     rows, columns, product = 2 * blocks, warp_m // 4, (spec.dtype, blocks, warp_m)
-    lse_at, delta_at = tiles.layout[-2:]
+    _, _, _, ds_at, p_at, lse_at, delta_at = tiles.layout
     shared, early = tiles.sharing > 1, not tiles.late_p
 
     scores = make_multiply_transposed(*product, tiles.depth, pitch, pitch, False, True)
@@ -80,17 +86,19 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
 
     @room
     def weights_and_gradients(
-        registers, memory, numbers, places, number, positions, partial, mask_aux, factor, lane
+        registers, memory, numbers, places, row, side, positions, partial, mask_aux, factor, lane
     ):
         rS, rdP, rA, rP, rdS, acc_dv = registers
-        k_lane, v_lane, q_lane, do_lane, do_row_lane, p_place, ds_place = places
-        scores(rS, rA, memory, k_lane, q_lane)
+        first_q, first_k, seqlen_q, seqlen_k, batch, head = positions
+        q_lane, do_lane = places.q + row * pitch, places.do + row * pitch_v
+        p_place, ds_place = p_at + places.p + side, ds_at + places.p + side
+        do_row_lane = places.do_row + row * pitch_v
+        scores(rS, rA, memory, places.k, q_lane)
         if partial:
-            first_q, first_k, seqlen_q, seqlen_k, batch, head = positions
             mask_scores(rS, first_q, first_k, seqlen_q, seqlen_k, batch, head, mask_aux)
-        begin(rdP, numbers, delta_at + number, lane)
-        work = rS, numbers, lse_at + number, factor, lane
-        weights_meanwhile(rdP, rA, memory, v_lane, do_lane, work)
+        begin(rdP, numbers, delta_at + row, lane)
+        work = rS, numbers, lse_at + row, factor, lane
+        weights_meanwhile(rdP, rA, memory, places.v, do_lane, work)
         pack_weights(rP, rS)
         if shared and early:
             share(memory, p_place, rP)
@@ -102,6 +110,71 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
 
 
 @cache
+def make_add_own(spec: Spec, tiles: GradientTiles):
+    """Room ``add_dk(acc_dk, rdS, memory, places, row)``: what the warp's own queries add to dK.
+
+    `row` as for `make_weights_and_gradients`.
+    """
+    pitch, product = tiles.pitch, (spec.dtype, tiles.row_blocks, tiles.warp_m)
+    multiply = make_multiply_add(*product, tiles.own_d, pitch, True, tiles.sharing)
+
+    @room
+    def add_dk(acc_dk, rdS, memory, places, row):
+        multiply(acc_dk, rdS, memory, places.q_row + row * pitch)
+
+    return add_dk
+
+
+@cache
+def make_add_of_partner(spec: Spec, tiles: GradientTiles):
+    """Rooms ``add_dv`` and ``add_dk`` of ``(acc, memory, places, row, side)``.
+
+    What the partner's queries, `row` being the first of them, add to the warp's dV and dK: its P^T
+    and dS^T are in shared memory. Nothing where a warp has no partner.
+    """
+    pitch, pitch_v, pitch_p, sharing = tiles.pitch, tiles.pitch_v, tiles.pitch_p, tiles.sharing
+    _, _, _, ds_at, p_at, *_ = tiles.layout
+    product = spec.dtype, tiles.row_blocks, tiles.warp_m
+    by_do = make_multiply_add_shared(*product, tiles.own_v, pitch_p, pitch_v, False, sharing)
+    by_q = make_multiply_add_shared(*product, tiles.own_d, pitch_p, pitch, False, sharing)
+
+    @room
+    def add_dv(acc_dv, memory, places, row, side):
+        if sharing > 1:
+            by_do(acc_dv, memory, p_at + places.p_row + side, places.do_row + row * pitch_v)
+
+    @room
+    def add_dk(acc_dk, memory, places, row, side):
+        if sharing > 1:
+            by_q(acc_dk, memory, ds_at + places.p_row + side, places.q_row + row * pitch)
+
+    return add_dv, add_dk
+
+
+@cache
+def make_add_queries(spec: Spec, tiles: GradientTiles):
+    """Rooms ``read_sums``, ``add_dq``, ``write_sums`` and ``write_dq`` for a warp's part of dQ.
+
+    ``add_dq(rdQ, memory, dq_places, side)``: dS K of the block's keys, dS being `side` elements
+    after where its places begin; the others as `query_sums` makes them.
+    """
+    rows, columns = 2 * tiles.dq_blocks, tiles.depth // tiles.dq_spread // 4
+    pitch, spread = tiles.pitch, tiles.dq_spread
+    read_sums, write_sums = make_query_sums(rows, columns, tiles.threads)
+    multiply = make_multiply_add_shared(
+        spec.dtype, tiles.dq_blocks, tiles.tile_n, 4 * columns, tiles.pitch_p, pitch, True, spread
+    )
+    write_dq = make_write_rounded(spec.dtype, spec.head_dim, rows, columns, spread, spec.vectors)
+
+    @room
+    def add_dq(rdQ, memory, dq_places, side):
+        ds, k_row = dq_places
+        multiply(rdQ, memory, ds + side, k_row)
+
+    return read_sums, add_dq, write_sums, write_dq
+
+
+@cache
 def make_store_gradients(spec: Spec, tiles: GradientTiles):
     """Room ``store_gradients(gdK, gdV, first_row, row_stop, memory, acc_dk, acc_dv, scale, tid)``.
 
@@ -109,7 +182,7 @@ def make_store_gradients(spec: Spec, tiles: GradientTiles):
     to be stored in whole lines.
     """
     blocks, sharing, pitch, pitch_v = tiles.row_blocks, tiles.sharing, tiles.pitch, tiles.pitch_v
-    own_d, own_v = tiles.depth // sharing, tiles.depth_v // sharing
+    own_d, own_v = tiles.own_d, tiles.own_v
     store_n = tiles.tile_n // tiles.warps
     v_at = tiles.layout[0]
     scale_dk = make_scale_scores(False, 2 * blocks, own_d // 4)

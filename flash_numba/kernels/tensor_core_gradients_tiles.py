@@ -58,6 +58,21 @@ class GradientTiles(NamedTuple):
         return 16 * self.row_blocks * self.warps // self.sharing
 
     @property
+    def warp_m(self) -> int:
+        """Queries of a tile for which a warp computes S and dP."""
+        return self.tile_m // self.sharing
+
+    @property
+    def own_d(self) -> int:
+        """Columns of dK that a warp has of its keys."""
+        return self.depth // self.sharing
+
+    @property
+    def own_v(self) -> int:
+        """Columns of dV that a warp has of its keys."""
+        return self.depth_v // self.sharing
+
+    @property
     def pitch_p(self) -> int:
         """Elements from one row of P or dS, a key's, to the next in shared memory."""
         return pitch_of(self.tile_m)
