@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from flash_numba.kernels.hopper_backward_tiles import heads_at_once
+from flash_numba.kernels.hopper_backward_heads import heads_at_once
 from flash_numba.problem import Problem as Attention
 from flash_numba.tiling import ceil_div
 

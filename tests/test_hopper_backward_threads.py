@@ -17,12 +17,11 @@ from flash_numba import ladder, masks, tiling
 from flash_numba.arrays import contiguous
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.kernels import hopper, hopper_backward
+from flash_numba.kernels.hopper_backward_heads import BACKWARDS_AT_ONCE, heads_at_once
 from flash_numba.kernels.hopper_backward_rows import THREADS, make_prepare, make_round
 from flash_numba.kernels.hopper_backward_tiles import (
-    BACKWARDS_AT_ONCE,
     HopperBackwardTiles,
     WideBackwardTiles,
-    heads_at_once,
     hopper_backward_tiles,
 )
 from flash_numba.kernels.spec import padded

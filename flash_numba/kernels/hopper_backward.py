@@ -31,6 +31,7 @@ from .arguments import extra_arguments
 from .backward_call import asked_for, parts_of
 from .hopper import factors
 from .hopper_backward_consumer import make_consume
+from .hopper_backward_heads import BACKWARDS_AT_ONCE, KEYS_AT_ONCE, heads_at_once
 from .hopper_backward_producer import (
     BLOCK_NUMBERS,
     BLOCKS,
@@ -41,11 +42,8 @@ from .hopper_backward_producer import (
 from .hopper_backward_prologue import make_lay_out, make_start_barriers
 from .hopper_backward_rows import THREADS, make_prepare, make_round
 from .hopper_backward_tiles import (
-    BACKWARDS_AT_ONCE,
-    KEYS_AT_ONCE,
     BackwardTiles,
     WideBackwardTiles,
-    heads_at_once,
     hopper_backward_tiles,
 )
 from .hopper_backward_turns import make_keep_turns
@@ -102,7 +100,7 @@ def make_backward(
     produce, keep_turns = make_produce(spec, tiles, ordered), make_keep_turns(tiles)
     consume = make_consume(spec, tiles, scale_first, wants, ordered)
     lay_out, start_barriers = make_lay_out(tiles), make_start_barriers(tiles, ordered)
-    _, _, _, ds_at, _ = tiles.offsets
+    ds_at = tiles.offsets.ds
     out_shape, blocks_shape = (2, 2, tiles.ds_tile.rows, 32), (BLOCKS, BLOCK_NUMBERS)
     all_bars, step_shape = 1 + max(tiles.barriers.values()), (2 * tiles.stages, STEP_NUMBERS)
 

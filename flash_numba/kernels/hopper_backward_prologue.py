@@ -27,7 +27,7 @@ def make_lay_out(tiles: BackwardTiles):
     sNumbers : (stages, 2, tile_m // 8, 4, 2) float32
         The same as a lane reads them.
     """
-    v_at, q_at, do_at, ds_at, *_, rows_at = tiles.offsets
+    v_at, q_at, do_at, ds_at, rows_at, _ = tiles.offsets
     stages, tile_m, parts, ds = tiles.stages, tiles.tile_m, tiles.tile_n // 64, tiles.ds_tile
     k_shape, v_shape = (parts, *tiles.k_tile.shape), (parts, *tiles.v_tile.shape)
     q_shape, do_shape = (stages, *tiles.q_tile.shape), (stages, *tiles.do_tile.shape)

@@ -1,10 +1,9 @@
-"""Tile sizes of the Hopper backward kernel, where things lie in a block, and what is worked on."""
+"""Tile sizes of the Hopper backward kernel, and where things lie in a block's shared memory."""
 
 from typing import NamedTuple
 
 from ..device.hopper.layouts import SwizzledTile
 from ..problem import Problem
-from ..tiling import ceil_div
 from .spec import padded
 
 NARROW = 128
@@ -13,17 +12,29 @@ NARROW = 128
 FULL_TILES = {128: {80: 1.0, 64: 1.02}, 64: {128: 1.0, 96: 1.1}}
 """Queries of a tile without a mask, and what a query costs in it; by the wider head dimension."""
 
-KEYS_AT_ONCE = 4096
-"""Keys of a head that should be worked on at a time: they share Q, dO and dQ's sums in L2."""
-
-IN_L2 = 32 << 20
-"""Bytes of Q, dO and dQ's sums that L2 keeps. Under a mask key tiles of a head are at queries far
-apart, so that whole heads must stay there."""
-
 BACKWARDS_FROM = 4096
 """Keys from which on wide heads under a causal mask walk the queries from the last one back."""
-BACKWARDS_AT_ONCE = 384
-"""And of how many keys of a head at a time: a key tile follows the one before it in every step."""
+
+
+class BackwardOffsets(NamedTuple):
+    """Where things begin in a block's shared memory, in 16-bit elements; K begins at 0.
+
+    Attributes
+    ----------
+    v, q, do, ds : int
+        `stages` tiles of Q and dO, `ds_places` of dS.
+    rows : int
+        lse and delta of the queries, in float32.
+    p : int
+        P in float32, in the order of registers, where consumers exchange it; else nothing.
+    """
+
+    v: int
+    q: int
+    do: int
+    ds: int
+    rows: int
+    p: int = 0
 
 
 class HopperBackwardTiles(NamedTuple):
@@ -90,18 +101,18 @@ class HopperBackwardTiles(NamedTuple):
         return self.tile_m if self.depth == 128 else self.tile_m // 2
 
     @property
-    def offsets(self) -> tuple[int, int, int, int, int]:
-        """Where V, Q, dO, dS and the rows' numbers begin, in 16-bit elements; K begins at 0."""
-        v_at = 2 * self.k_tile.size
-        q_at = v_at + 2 * self.v_tile.size
-        do_at = q_at + self.stages * self.q_tile.size
-        ds_at = do_at + self.stages * self.do_tile.size
-        return v_at, q_at, do_at, ds_at, ds_at + self.ds_places * self.ds_tile.size
+    def offsets(self) -> BackwardOffsets:
+        """Where things lie in shared memory."""
+        v = 2 * self.k_tile.size
+        q = v + 2 * self.v_tile.size
+        do = q + self.stages * self.q_tile.size
+        ds = do + self.stages * self.do_tile.size
+        return BackwardOffsets(v, q, do, ds, rows=ds + self.ds_places * self.ds_tile.size)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return 2 * self.offsets[-1] + 4 * self.stages * 2 * self.tile_m
+        return 2 * self.offsets.rows + 4 * self.stages * 2 * self.tile_m
 
     @property
     def barriers(self) -> dict[str, int]:
@@ -186,18 +197,17 @@ class WideBackwardTiles(NamedTuple):
         return self.depth // 2
 
     @property
-    def offsets(self) -> tuple[int, int, int, int, int, int]:
-        """Where V, Q, dO, dS, P and the rows' numbers begin, in 16-bit elements; K begins at 0.
+    def offsets(self) -> BackwardOffsets:
+        """Where things lie in shared memory.
 
-        P is in float32, in the order of registers; two places of dS are as large. Afterwards dV and
-        dK leave through them.
+        P is as large as two places of dS. Afterwards dV and dK leave through them.
         """
-        v_at = self.k_tile.size
-        q_at = v_at + self.v_tile.size
-        do_at = q_at + self.stages * self.q_tile.size
-        ds_at = do_at + self.stages * self.do_tile.size
-        p_at = ds_at + self.ds_places * self.ds_tile.size
-        return v_at, q_at, do_at, ds_at, p_at, p_at + 2 * self.ds_tile.size
+        v = self.k_tile.size
+        q = v + self.v_tile.size
+        do = q + self.stages * self.q_tile.size
+        ds = do + self.stages * self.do_tile.size
+        p = ds + self.ds_places * self.ds_tile.size
+        return BackwardOffsets(v, q, do, ds, rows=p + 2 * self.ds_tile.size, p=p)
 
     shared_bytes, barriers = HopperBackwardTiles.shared_bytes, HopperBackwardTiles.barriers
 
@@ -232,24 +242,3 @@ def hopper_backward_tiles(problem: Problem) -> BackwardTiles:
 def is_masked(problem: Problem) -> bool:
     """Whether key tiles may be of different lengths, or cut."""
     return problem.visibility is not None or problem.block_mask is not None
-
-
-def heads_at_once(problem: Problem, tile_n: int, blocks: int, keys: int = KEYS_AT_ONCE) -> int:
-    """kv heads that are worked on side by side, so that `blocks` blocks have key tiles.
-
-    `keys` of a head should be worked on at a time.
-
-    With a mask, if it can be, no smaller group of heads is left for the end, whose longest key
-    tiles would be worked on alone.
-    """
-    heads = problem.batch * problem.num_kv_heads
-    key_tiles = ceil_div(problem.seqlen_k, tile_n)
-    most = ceil_div(blocks, max(1, min(key_tiles, keys // tile_n)))
-    if not is_masked(problem):
-        return most
-    if max(problem.head_dim, problem.head_dim_v) <= NARROW:
-        row_bytes = (2 + 4) * problem.head_dim + 2 * problem.head_dim_v
-        fit = IN_L2 // max(1, problem.group * problem.seqlen_q * row_bytes)
-        most = min(most, max(fit, ceil_div(blocks, max(1, key_tiles))))
-    even = [count for count in range(most, most // 2, -1) if heads % count == 0]
-    return even[0] if even else most

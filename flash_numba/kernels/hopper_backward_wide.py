@@ -37,7 +37,7 @@ def make_wide_backward(
     asked = spec, tiles, scale_first, wants, ordered
     consume_values, consume_keys = make_consume_values(*asked), make_consume_keys(*asked)
     lay_out, start_barriers = make_lay_out(tiles), make_start_barriers(tiles, ordered)
-    _, _, _, ds_at, p_at, _ = tiles.offsets
+    ds_at, p_at = tiles.offsets.ds, tiles.offsets.p
     p_shape = 8, 128, 4
     dv_shape = tiles.out_panels(tiles.v_tile), 64, panel // 2
     dk_shape = tiles.out_panels(tiles.k_tile), 64, panel // 2

@@ -119,20 +119,22 @@ def hopper_tiles(problem: Problem) -> HopperTiles:
     depth, depth_v = padded(problem.head_dim, panel), padded(problem.head_dim_v, panel)
     panels = depth_v // panel
     wide = widest > 128
+    tiles = HopperTiles(depth, depth_v, o_panels=panels, panel=panel)
+    one_query_tile = tiles._replace(q_stages=1, o_panels=1, in_turns=wide)
     if problem.dropout_p > 0 or problem.score_mods:  # their registers want smaller tiles
-        return HopperTiles(depth, depth_v, 64, 2, 2, 1, 1, panel, wide)
+        return one_query_tile._replace(tile_n=64)
     if widest <= 64 and problem.key_lengths is not None:
-        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
+        return tiles
     # 192 query rows waste less of the exponentials' time, but more of a short causal triangle: a
     # third more scores than 128 at 1,024 queries, 11 % at 2,048, 9 % at 4,096, 3 % at 8,192. Tiles
     # of 64 columns are small: more of them under way bridge a short sequence's changes of head.
     if widest <= 64 and problem.range_mask is not None and problem.seqlen_q <= 1024:
-        return HopperTiles(depth, depth_v, 128, 2, 4, 2, panels, panel, True, True)
+        return tiles._replace(stages=4, in_turns=True, late_maxima=True)
     if widest <= 64:
-        return HopperTiles(depth, depth_v, 128, 3, 3, 2, panels, panel, True)
+        return tiles._replace(warpgroups=3, stages=3, in_turns=True)
     all_seen = problem.visibility is None and problem.key_lengths is None
     if 96 < widest <= 128 and all_seen:
-        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel, False, True)
+        return tiles._replace(late_maxima=True)
     if widest <= 128:
-        return HopperTiles(depth, depth_v, 128, 2, 2, 2, panels, panel)
-    return HopperTiles(depth, depth_v, 96 if widest <= 192 else 64, 2, 2, 1, 1, panel, wide)
+        return tiles
+    return one_query_tile._replace(tile_n=96 if widest <= 192 else 64)

@@ -6,6 +6,24 @@ from .spec import Spec
 from .tensor_core_tiles import TensorTiles, first_that_fits, padded_depths
 
 
+class QueryGradientLayout(NamedTuple):
+    """Where things lie in the block's shared memory, in 16-bit elements; Q begins at 0.
+
+    Attributes
+    ----------
+    do, k, v : int
+        Where dO, K and V begin. dQ takes the place of Q in the end.
+    stage_k, stage_v : int
+        From one stage of K, or of V, to the next.
+    """
+
+    do: int
+    k: int
+    v: int
+    stage_k: int
+    stage_v: int
+
+
 class QueryGradientTiles(NamedTuple):
     """Tile sizes of the kernel that computes dQ; attributes as in `TensorTiles`."""
 
@@ -22,14 +40,35 @@ class QueryGradientTiles(NamedTuple):
     shared_bytes = TensorTiles.shared_bytes
 
     @property
-    def layout(self) -> tuple[int, int, int, int, int]:
-        """Elements: where dO, K and V begin, and from one stage of K and of V to the next.
-
-        Q begins at 0; dQ takes its place in the end.
-        """
-        k_at = self.tile_m * (self.pitch + self.pitch_v)
+    def layout(self) -> QueryGradientLayout:
+        """Where things lie in shared memory."""
+        do = self.tile_m * self.pitch
+        k = do + self.tile_m * self.pitch_v
         stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
-        return self.tile_m * self.pitch, k_at, k_at + 2 * stage_k, stage_k, stage_v
+        return QueryGradientLayout(do, k, k + 2 * stage_k, stage_k, stage_v)
+
+
+class KeyGradientLayout(NamedTuple):
+    """Where things lie in the block's shared memory; K begins at 0.
+
+    Attributes
+    ----------
+    v, q, do : int
+        Where V, Q and dO begin, in 16-bit elements. dK and dV take the places of K and V in the
+        end.
+    stage_q, stage_do : int
+        From one stage of Q, or of dO, to the next, likewise.
+    lse, delta : int
+        Where they begin, in float32: two stages of `tile_m` numbers each.
+    """
+
+    v: int
+    q: int
+    do: int
+    stage_q: int
+    stage_do: int
+    lse: int
+    delta: int
 
 
 class KeyGradientTiles(NamedTuple):
@@ -64,50 +103,50 @@ class KeyGradientTiles(NamedTuple):
         return 16 * self.row_blocks * self.warps
 
     @property
-    def layout(self) -> tuple[int, int, int, int, int, int, int]:
-        """Where things lie in shared memory.
-
-        In elements: where V, Q and dO begin, and from one stage of Q and of dO to the next; in
-        float32: where lse and delta begin, two stages of `tile_m` numbers each. K begins at 0; dK
-        and dV take the places of K and V in the end.
-        """
-        v_at = self.tile_n * self.pitch
-        q_at = v_at + self.tile_n * self.pitch_v
+    def layout(self) -> KeyGradientLayout:
+        """Where things lie in shared memory."""
+        v = self.tile_n * self.pitch
+        q = v + self.tile_n * self.pitch_v
         stage_q, stage_do = self.tile_m * self.pitch, self.tile_m * self.pitch_v
-        do_at = q_at + 2 * stage_q
-        lse_at = (do_at + 2 * stage_do) // 2
-        return v_at, q_at, do_at, stage_q, stage_do, lse_at, lse_at + 2 * self.tile_m
+        do = q + 2 * stage_q
+        lse = (do + 2 * stage_do) // 2
+        return KeyGradientLayout(v, q, do, stage_q, stage_do, lse, lse + 2 * self.tile_m)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return 4 * (self.layout[-1] + 2 * self.tile_m)
+        return 4 * (self.layout.delta + 2 * self.tile_m)
 
 
 def query_gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> QueryGradientTiles:
     """The tiles of the dQ kernel; parameters and errors of `tensor_core_tiles.forward_tiles`."""
     depths = padded_depths(spec)
-    choices = [(1, 4, 32, 1), (1, 4, 16, 1), (1, 2, 16, 1)]
+    tiles = QueryGradientTiles(*depths, ampere=cc >= (8, 0))
+    wide = tiles._replace(tile_n=32)
+    narrow = tiles._replace(row_blocks=1, blocks_per_sm=1)
+    choices = [narrow._replace(tile_n=32), narrow._replace(tile_n=16)]
+    choices += [narrow._replace(warps=2, tile_n=16)]
     if max(depths) <= 64:
-        choices = [(2, 4, 64, 2), (2, 4, 64, 1), *choices]
+        choices = [tiles, tiles._replace(blocks_per_sm=1), *choices]
     elif max(depths) <= 128:
-        choices = [(2, 4, 32, 2), (2, 4, 32, 1), *choices]
+        choices = [wide, wide._replace(blocks_per_sm=1), *choices]
     else:
-        choices = [(1, 8, 32, 1), *choices]
-    tiles = [QueryGradientTiles(*depths, *choice, cc >= (8, 0)) for choice in choices]
-    return first_that_fits(spec, tiles, shared_bytes)
+        choices = [narrow._replace(warps=8, tile_n=32), *choices]
+    return first_that_fits(spec, choices, shared_bytes)
 
 
 def key_gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> KeyGradientTiles:
     """The tiles of the dK, dV kernel; as `query_gradient_tiles`."""
     depths = padded_depths(spec)
-    choices = [(1, 4, 32, 1), (1, 4, 16, 1), (1, 1, 16, 1)]
+    tiles = KeyGradientTiles(*depths, ampere=cc >= (8, 0), apart=max(depths) > 128)
+    wide = tiles._replace(row_blocks=2, tile_m=32)
+    narrow = tiles._replace(blocks_per_sm=1)
+    choices = [narrow._replace(tile_m=32), narrow._replace(tile_m=16)]
+    choices += [narrow._replace(warps=1, tile_m=16)]
     if max(depths) <= 64:
-        choices = [(2, 4, 32, 2), (2, 4, 32, 1), *choices]
+        choices = [wide, wide._replace(blocks_per_sm=1), *choices]
     elif max(depths) <= 128:
-        choices = [(1, 4, 64, 2), (1, 4, 64, 1), *choices]
+        choices = [tiles, narrow, *choices]
     else:
-        choices = [(1, 8, 32, 1), *choices]
-    apart = max(depths) > 128
-    tiles = [KeyGradientTiles(*depths, *choice, cc >= (8, 0), apart) for choice in choices]
-    return first_that_fits(spec, tiles, shared_bytes)
+        choices = [narrow._replace(warps=8, tile_m=32), *choices]
+    return first_that_fits(spec, choices, shared_bytes)

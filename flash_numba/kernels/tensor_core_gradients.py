@@ -81,7 +81,7 @@ def make_gradients(spec: Spec, tiles: GradientTiles):
     clear_unvisited = make_clear_unvisited(*walk, some, threads)
     places_of, dq_places_of = make_places_of(tiles)
     note_visit, visit_of = make_note_visit(*walk), make_visit_of(notes, tile_n)
-    copies, v_at = (tile_n, threads, spec.vectors), tiles.layout[0]
+    copies, v_at = (tile_n, threads, spec.vectors), tiles.layout.v
     load_k = make_load_tile(spec.head_dim, tiles.depth, *copies, tiles.pitch)
     load_v = make_load_tile(spec.head_dim_v, tiles.depth_v, *copies, tiles.pitch_v)
     load_queries = make_load_queries(spec, tiles)

@@ -45,7 +45,8 @@ def make_places_of(tiles: GradientTiles):
     of K, the operands of dQ, for its rows from `dq_row` on and part `dq_part` of its columns.
     """
     pitch, pitch_v, pitch_p, warp_m = tiles.pitch, tiles.pitch_v, tiles.pitch_p, tiles.warp_m
-    v_at, q_at, do_at, ds_at, *_ = tiles.layout
+    layout = tiles.layout
+    v_at, q_at, do_at, ds_at = layout.v, layout.q, layout.do, layout.ds
 
     @room
     def places_of(part, key_row, lane):

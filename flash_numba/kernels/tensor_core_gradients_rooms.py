@@ -30,7 +30,8 @@ def make_load_queries(spec: Spec, tiles: GradientTiles):
     with the products around it. `tensors` are views of one head's Q, dO, lse and delta, on whose
     axes of rows the sequence begins at `begin_q`.
     """
-    _, q_at, do_at, _, _, lse_at, delta_at = tiles.layout
+    layout = tiles.layout
+    q_at, do_at, lse_at, delta_at = layout.q, layout.do, layout.lse, layout.delta
     tile_m, threads, pitch, pitch_v = tiles.tile_m, tiles.threads, tiles.pitch, tiles.pitch_v
     copies = tile_m, threads, spec.vectors
     load_q = make_load_tile(spec.head_dim, tiles.depth, *copies, pitch)
@@ -69,7 +70,8 @@ def make_weights_and_gradients(spec: Spec, tiles: GradientTiles):
     blocks, warp_m, pitch_p = tiles.row_blocks, tiles.warp_m, tiles.pitch_p
     pitch, pitch_v, own_v = tiles.pitch, tiles.pitch_v, tiles.own_v
     rows, columns, product = 2 * blocks, warp_m // 4, (spec.dtype, blocks, warp_m)
-    _, _, _, ds_at, p_at, lse_at, delta_at = tiles.layout
+    layout = tiles.layout
+    ds_at, p_at, lse_at, delta_at = layout.ds, layout.p, layout.lse, layout.delta
     shared, early = tiles.sharing > 1, not tiles.late_p
 
     scores = make_multiply_transposed(*product, tiles.depth, pitch, pitch, False, True)
@@ -133,7 +135,7 @@ def make_add_of_partner(spec: Spec, tiles: GradientTiles):
     and dS^T are in shared memory. Nothing where a warp has no partner.
     """
     pitch, pitch_v, pitch_p, sharing = tiles.pitch, tiles.pitch_v, tiles.pitch_p, tiles.sharing
-    _, _, _, ds_at, p_at, *_ = tiles.layout
+    ds_at, p_at = tiles.layout.ds, tiles.layout.p
     product = spec.dtype, tiles.row_blocks, tiles.warp_m
     by_do = make_multiply_add_shared(*product, tiles.own_v, pitch_p, pitch_v, False, sharing)
     by_q = make_multiply_add_shared(*product, tiles.own_d, pitch_p, pitch, False, sharing)
@@ -184,7 +186,7 @@ def make_store_gradients(spec: Spec, tiles: GradientTiles):
     blocks, sharing, pitch, pitch_v = tiles.row_blocks, tiles.sharing, tiles.pitch, tiles.pitch_v
     own_d, own_v = tiles.own_d, tiles.own_v
     store_n = tiles.tile_n // tiles.warps
-    v_at = tiles.layout[0]
+    v_at = tiles.layout.v
     scale_dk = make_scale_scores(False, 2 * blocks, own_d // 4)
     pack_dk = make_pack_weights(spec.dtype, blocks, own_d)
     pack_dv = make_pack_weights(spec.dtype, blocks, own_v)

@@ -1,10 +1,30 @@
 """Tile sizes of the tensor-core rung's one-kernel backward pass."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..device.fragment_products import pitch_of
 from .spec import Spec, padded
 from .tensor_core_tiles import TensorTiles, is_busy
+
+
+class GradientLayout(NamedTuple):
+    """Where things begin in a block's shared memory; K begins at 0.
+
+    Attributes
+    ----------
+    v, q, do, ds, p : int
+        In 16-bit elements. dK and dV take the places of K and V in the end.
+    lse, delta : int
+        In float32: of each of the stages `tile_m` numbers.
+    """
+
+    v: int
+    q: int
+    do: int
+    ds: int
+    p: int
+    lse: int
+    delta: int
 
 
 class GradientTiles(NamedTuple):
@@ -92,25 +112,21 @@ class GradientTiles(NamedTuple):
         return self.tile_m * self.dq_spread // (16 * self.warps)
 
     @property
-    def layout(self) -> tuple[int, int, int, int, int, int, int]:
-        """Where things lie in shared memory.
-
-        In elements: where V, Q, dO, dS and P begin; in float32: where lse and delta begin, `stages`
-        times `tile_m` numbers each. K begins at 0; dK and dV take the places of K and V in the end.
-        """
-        v_at = self.tile_n * self.pitch
-        q_at = v_at + self.tile_n * self.pitch_v
-        do_at = q_at + self.stages * self.tile_m * self.pitch
-        ds_at = do_at + self.stages * self.tile_m * self.pitch_v
+    def layout(self) -> GradientLayout:
+        """Where things lie in shared memory."""
+        v = self.tile_n * self.pitch
+        q = v + self.tile_n * self.pitch_v
+        do = q + self.stages * self.tile_m * self.pitch
+        ds = do + self.stages * self.tile_m * self.pitch_v
         exchanged = (self.stages - 1) * self.tile_n * self.pitch_p
-        p_at = ds_at + exchanged
-        lse_at = (p_at + (exchanged if self.sharing > 1 else 0)) // 2
-        return v_at, q_at, do_at, ds_at, p_at, lse_at, lse_at + self.stages * self.tile_m
+        p = ds + exchanged
+        lse = (p + (exchanged if self.sharing > 1 else 0)) // 2
+        return GradientLayout(v, q, do, ds, p, lse, lse + self.stages * self.tile_m)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return 4 * (self.layout[-1] + self.stages * self.tile_m)
+        return 4 * (self.layout.delta + self.stages * self.tile_m)
 
 
 def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> GradientTiles | None:
@@ -125,17 +141,15 @@ def gradient_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> Gradie
     masked = spec.key_range is not None or spec.keep is not None or spec.has_list
     # The largest tiles that fit: each costs barriers, a look at the mask and a turn. Above head_dim
     # 128 there are registers for 16 keys a warp, whose products read shared memory twice as often
-    # as with 32. Of each row_blocks, warps, sharing, tile_m, blocks_per_sm, stages, heads_at_once,
-    # uniform, late_p and notes.
-    choices: list = [(1, 8, 2, 64, 1, 2)]
+    # as with 32.
+    tiles = GradientTiles(padded(spec.head_dim, 32), padded(spec.head_dim_v, 32))
+    choices = [tiles._replace(row_blocks=1)]
     if widest <= 64:
-        choices = [(2, 8, 2, 128, 1, 2), (2, 8, 2, 64, 1, 2)]
+        choices = [tiles._replace(tile_m=128), tiles]
     elif widest <= 128:
-        large = 2, 8, 2, 64, 1, 3, 32, True, False, masked
-        choices = [large, (2, 8, 2, 64, 1, 2), (2, 4, 2, 32, 1, 2)]
-    for choice in choices:
-        depths: Any = (padded(d, 16 * choice[2]) for d in (spec.head_dim, spec.head_dim_v))
-        tiles = GradientTiles(*depths, *choice)
+        large = tiles._replace(stages=3, uniform=True, late_p=False, notes=masked)
+        choices = [large, tiles, tiles._replace(warps=4, tile_m=32)]
+    for tiles in choices:
         # 16 bytes more: the ticket; or 48: the work of a packed batch.
         more = 48 if spec.packed else 16
         if tiles.blocks_per_sm * (tiles.shared_bytes + more + 1024) <= shared_bytes + 1024:

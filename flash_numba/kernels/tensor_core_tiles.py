@@ -8,6 +8,26 @@ from ..problem import Problem
 from .spec import Spec, padded
 
 
+class TensorLayout(NamedTuple):
+    """Where things lie in the forward kernel's shared memory, in 16-bit elements; Q begins at 0.
+
+    Attributes
+    ----------
+    pitch_q : int
+        From one row of Q, and of O, which takes its place in the end, to the next.
+    k, v : int
+        Where K and V begin; there are two stages: one is worked on while the other arrives.
+    stage_k, stage_v : int
+        From one stage of K, or of V, to the next.
+    """
+
+    pitch_q: int
+    k: int
+    v: int
+    stage_k: int
+    stage_v: int
+
+
 class TensorTiles(NamedTuple):
     """Tile sizes of the forward kernel and how warps share them.
 
@@ -59,22 +79,17 @@ class TensorTiles(NamedTuple):
         return pitch_of(self.depth_v)
 
     @property
-    def layout(self) -> tuple[int, int, int, int, int]:
-        """Elements: pitch of Q (and O), where K and V begin, from one stage of K and V to the next.
-
-        Q begins at 0; O takes its place in the end. There are two stages: one is worked on while
-        the other arrives.
-        """
+    def layout(self) -> TensorLayout:
+        """Where things lie in shared memory."""
         pitch_q = max(self.pitch, self.pitch_v)
-        k_at = self.tile_m * pitch_q
+        k = self.tile_m * pitch_q
         stage_k, stage_v = self.tile_n * self.pitch, self.tile_n * self.pitch_v
-        return pitch_q, k_at, k_at + 2 * stage_k, stage_k, stage_v
+        return TensorLayout(pitch_q, k, k + 2 * stage_k, stage_k, stage_v)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        _, _, v_at, _, stage_v = self.layout
-        return 2 * (v_at + 2 * stage_v)
+        return 2 * (self.layout.v + 2 * self.layout.stage_v)
 
 
 def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorTiles:
@@ -87,18 +102,19 @@ def forward_tiles(spec: Spec, cc: tuple[int, int], shared_bytes: int) -> TensorT
     """
     depths = padded_depths(spec)
     widest = max(depths)
-    # row_blocks, warps, tile_n, blocks_per_sm, q_in_registers. Up to head_dim 128,
-    # 128 rows, 32 a warp, are the fastest of benchmarks/tile_sizes.py; where registers are left,
-    # twice the keys a tile mean half the votes and barriers.
-    choices: list = [(1, 8, 32, 1), (1, 4, 32, 1), (1, 4, 16, 1)]
+    # Up to head_dim 128, 128 rows, 32 a warp, are the fastest of benchmarks/tile_sizes.py; where
+    # registers are left, twice the keys a tile mean half the votes and barriers.
+    tiles = TensorTiles(*depths, ampere=cc >= (8, 0))
+    narrow = tiles._replace(row_blocks=1, warps=8, blocks_per_sm=1)
+    few = narrow._replace(warps=4)
+    choices = [narrow._replace(tile_n=32), few._replace(tile_n=32), few._replace(tile_n=16)]
     if is_busy(spec) or widest > 128:
-        choices.insert(0, (1, 8, 64, 1, widest <= 192 and not is_busy(spec)))
+        choices.insert(0, narrow._replace(q_in_registers=widest <= 192 and not is_busy(spec)))
     else:
-        choices = [(2, 4, 64, 2), (2, 8, 64, 1), (1, 8, 64, 1), *choices]
+        choices = [tiles, tiles._replace(warps=8, blocks_per_sm=1), narrow, *choices]
     if widest <= 64 and not is_busy(spec):
-        choices.insert(0, (2, 4, 128, 2))
-    tiles = [TensorTiles(*depths, *c)._replace(ampere=cc >= (8, 0)) for c in choices]
-    return first_that_fits(spec, tiles, shared_bytes)
+        choices.insert(0, tiles._replace(tile_n=128))
+    return first_that_fits(spec, choices, shared_bytes)
 
 
 def padded_depths(spec: Spec) -> tuple[int, int]:
