@@ -28,6 +28,7 @@ from flash_numba.device.hopper.mbarrier import (
     barrier_wait,
     fence_barrier_init,
 )
+from flash_numba.device.hopper.operands import make_operands
 from flash_numba.device.hopper.sums import add4_global, bulk_load, store_pair_global
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import map_address, tensor_load
@@ -35,7 +36,6 @@ from flash_numba.device.hopper.warpgroups import make_meeting
 from flash_numba.device.hopper.wgmma import (
     make_multiply_columns,
     make_multiply_rows,
-    make_operands,
     make_wait,
 )
 from flash_numba.device.numba_cuda import cuda, kernel, types

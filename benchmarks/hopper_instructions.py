@@ -25,6 +25,7 @@ from flash_numba.device.hopper.mbarrier import (
     fence_async,
     fence_barrier_init,
 )
+from flash_numba.device.hopper.operands import make_operand
 from flash_numba.device.hopper.tensor_map import TensorMap
 from flash_numba.device.hopper.tma import (
     bulk_commit,
@@ -36,7 +37,6 @@ from flash_numba.device.hopper.tma import (
 from flash_numba.device.hopper.wgmma import (
     make_add_product,
     make_multiply_tiles,
-    make_operand,
     make_wait,
 )
 from flash_numba.device.numba_cuda import cuda, kernel, types

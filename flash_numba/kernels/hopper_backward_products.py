@@ -7,11 +7,11 @@ keys of both consumers: at 128 columns each has half of them, at 64 each has hal
 from functools import cache
 from typing import Any, NamedTuple
 
+from ..device.hopper.operands import make_operands
 from ..device.hopper.wgmma import (
     make_add_product,
     make_multiply_columns,
     make_multiply_tiles,
-    make_operands,
 )
 from ..device.numba_cuda import room
 from .hopper_backward_tiles import HopperBackwardTiles
@@ -20,7 +20,7 @@ from .hopper_backward_tiles import HopperBackwardTiles
 class Operands(NamedTuple):
     """Where a consumer's operands begin: K, V, the first stage of Q and of dO, the first dS.
 
-    `_rows` are multiplied row by row, `_columns` column by column; as `wgmma.make_operands` says.
+    `_rows` are multiplied row by row, `_columns` column by column: `operands.make_operands`.
     """
 
     k_rows: Any

@@ -11,9 +11,10 @@ from functools import cache
 from ..device.dropout import make_drop_weights
 from ..device.fragments import make_fragment_softmax, make_pack_weights
 from ..device.hopper.mbarrier import barrier_arrive, barrier_wait
+from ..device.hopper.operands import make_operand
 from ..device.hopper.tma import bulk_wait_read
 from ..device.hopper.warpgroups import made_here, named_arrive, named_sync
-from ..device.hopper.wgmma import make_add_product, make_multiply_tiles, make_operand, make_wait
+from ..device.hopper.wgmma import make_add_product, make_multiply_tiles, make_wait
 from ..device.late_softmax import make_late_softmax
 from ..device.numba_cuda import cuda, room, types
 from ..device.unroll import unroll_full

@@ -17,11 +17,12 @@ nobody may touch their registers or overwrite their operands in shared memory.
 from functools import cache
 from typing import Any
 
-from ..numba_cuda import ir, types
-from ..ptx import F32, I32, I64, emulated_by
-from .assembly import assembly, described, register_pointers, shared_address
+from ..numba_cuda import types
+from ..ptx import F32
+from .assembly import assembly, described, register_pointers
 from .emulation import products
 from .layouts import SwizzledTile
+from .operands import described_operand
 
 KINDS = {"fp16": "f16", "bf16": "bf16"}
 DEPTH = 16
@@ -33,82 +34,11 @@ def accumulator_order(n: int) -> list[int]:
     return [(r // 2 % 2) * (n // 4) + r // 4 * 2 + r % 2 for r in range(n // 2)]
 
 
-def _described(context, builder, kind, operand, descriptor: int):
-    """The descriptor of an operand: an array where it starts, or what `make_operand` made of it."""
-    if isinstance(kind, types.Integer):
-        return context.cast(builder, operand, kind, types.int64)
-    address = shared_address(context, builder, kind, operand)
-    units = builder.and_(builder.lshr(address, I32(4)), I32(0x3FFF))
-    return builder.or_(builder.zext(units, I64), ir.Constant(I64, descriptor))
+def _text(n: int, kind: str, steps: list[tuple[str, str, str]], overwrite: bool) -> str:
+    """All steps of a product of `n` columns as one text that nothing can be moved into.
 
-
-@cache
-def make_operand(descriptor: int) -> Any:
-    """``operand(shared)``: a tile that starts there as an operand of a product, made beforehand.
-
-    Parameters
-    ----------
-    descriptor : int
-        `SwizzledTile.by_rows` or `by_columns`.
-
-    Notes
-    -----
-    What takes turns to multiply should not work out addresses while it has the turn.
+    Of each step: what is done before it, its operands, and flags; `overwrite` leaves old sums out.
     """
-
-    def typing(typingctx, shared):
-        def codegen(context, builder, signature, args):
-            made = _described(context, builder, shared, args[0], descriptor)
-            (kept,) = assembly(builder, "mov.b64 $0, $1;", [made], [I64])
-            return kept
-
-        return types.int64(shared), codegen
-
-    return emulated_by(lambda shared: shared, follows=True)(typing)
-
-
-@cache
-def make_operands(descriptor: int, size: int = 0) -> tuple[Any, Any]:
-    """Operations ``first(shared)`` and ``operand(first, number)``: tiles `size` bytes apart.
-
-    ``operand(first(shared), n)`` is the n-th tile from where `shared` starts as an operand of a
-    product; `descriptor` is as for `make_operand`.
-
-    Notes
-    -----
-    Lane 0 tells its warp the first one. So one register for all lanes can hold it, and the compiler
-    keeps it: otherwise it works out every address anew in each turn of a loop, ahead of the
-    product that needs it.
-    """
-    low, high, apart = descriptor & 0xFFFFFFFF, descriptor >> 32 << 32, size // 16
-
-    def typing_of_first(typingctx, shared):
-        def codegen(context, builder, signature, args):
-            address = shared_address(context, builder, shared, args[0])
-            units = builder.and_(builder.lshr(address, I32(4)), I32(0x3FFF))
-            own = builder.or_(units, I32(low))
-            (told,) = assembly(builder, "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", [own], [I32])
-            return told
-
-        return types.int32(shared), codegen
-
-    def typing_of_number(typingctx, first, number):
-        def codegen(context, builder, signature, args):
-            which = context.cast(builder, args[1], number, types.int32)
-            start = builder.add(args[0], builder.mul(which, I32(apart)))
-            return builder.or_(builder.zext(start, I64), I64(high))
-
-        return types.int64(first, number), codegen
-
-    def tile(first, number):
-        return first[number] if size else first
-
-    first = emulated_by(lambda shared: shared, follows=True)(typing_of_first)
-    return first, emulated_by(tile, follows=True)(typing_of_number)
-
-
-def _text(n, kind, steps, overwrite) -> str:
-    """All steps of a product as one text that nothing can be moved into."""
     count = n // 2
     sums = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
     lines = ["{ .reg .pred keep, fresh; .reg .b64 da, db;"]
@@ -124,48 +54,66 @@ def _text(n, kind, steps, overwrite) -> str:
     return "\n".join(lines)
 
 
-def _text_of_shared(dtype: str, n: int, steps: list[tuple[int, int]], transposed: str) -> str:
-    """`_text` of ``A @ B``, both in shared memory, that leaves the old sums out.
-
-    `steps` has for each step how many bytes its parts of A and B are behind the first; `transposed`
-    are the flags of A and B, 1 for one that is read by columns.
-    """
-    first = n // 2
-    prepare = "add.s64 da, ${}, {}; add.s64 db, ${}, {};"
-    texts = [prepare.format(first, a // 16, first + 1, b // 16) for a, b in steps]
-    return _text(n, KINDS[dtype], [(one, "da, db", transposed) for one in texts], overwrite=True)
-
-
-def _products(n: int, depth: int) -> dict[str, int]:
-    """Operations of a product of 64 rows, `n` columns and that depth."""
-    return {"matmul": 2 * 64 * n * depth}
-
-
-def _product_of_shared(
-    text: str, n: int, depth: int, descriptors: tuple[int, int], emulate, words: str
+def _start(
+    text: str, n: int, depth: int, adds: bool, read_a, b: int, emulate, words: str, **hooks
 ) -> Any:
-    """``multiply(acc, sA, sB)`` of `n` columns: a text whose operands are both in shared memory.
+    """``product(acc, a, sB)``: start the products of a text, and give the sums to `acc`.
 
-    `descriptors` are those of A and B; `acc` is a (2, n // 4) local array, only written.
+    Parameters
+    ----------
+    text : str
+        Of `_text`. Its operands are the sums, then those of A, then B's descriptor.
+    n, depth : int
+        Columns of the sums, and of A.
+    adds : bool
+        The text adds to the sums; else their old values are not even read.
+    read_a : function
+        ``read_a(context, builder, kind, a)``: the LLVM values of A's operands.
+    b : int
+        `SwizzledTile.by_rows` or `by_columns` of B.
+    emulate, hooks
+        As for `assembly.described`.
+    words : str
+        For the docstring.
     """
-    operations = _products(n, depth)
 
-    def typing(typingctx, acc, sA, sB):
+    def typing(typingctx, acc, a, sB):
         def codegen(context, builder, signature, args):
             pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
-            starts = [
-                _described(context, builder, shared, array, descriptor)
-                for shared, array, descriptor in zip((sA, sB), args[1:], descriptors, strict=True)
-            ]
-            sums = assembly(builder, text, starts, [F32] * (n // 2))
+            old = [builder.load(pointer) for pointer in pointers] if adds else []
+            inputs = read_a(context, builder, a, args[1])
+            inputs.append(described_operand(context, builder, sB, args[2], b))
+            sums = assembly(builder, text, inputs, [F32] * (n // 2), old)
             for pointer, value in zip(pointers, sums, strict=True):
                 builder.store(value, pointer)
             return context.get_dummy_value()
 
-        return types.void(acc, sA, sB), codegen
+        return types.void(acc, a, sB), codegen
 
-    doc = f"``wgmma.mma_async`` with {words}"
-    return described(typing, emulate, doc, "wgmma", "warpgroup", flops=operations)
+    doc, flops = f"``wgmma.mma_async`` with {words}", {"matmul": 2 * 64 * n * depth}
+    return described(typing, emulate, doc, "wgmma", "warpgroup", flops=flops, **hooks)
+
+
+def _start_of_shared(
+    dtype: str, n: int, steps: list[tuple[int, int]], descriptors: tuple[int, int], transposed: str,
+    emulate, words: str,
+):  # fmt: skip
+    """`_start` of a product of `n` columns, both operands in shared memory; old sums are left out.
+
+    `steps` has for each step how many bytes its parts of A and B are behind the first;
+    `descriptors` are those of A and B, `transposed` their flags, 1 for one read by columns.
+    """
+    first, (descriptor_a, descriptor_b) = n // 2, descriptors
+    prepare = "add.s64 da, ${}, {}; add.s64 db, ${}, {};"
+    texts = [prepare.format(first, a // 16, first + 1, b // 16) for a, b in steps]
+    parts = [(one, "da, db", transposed) for one in texts]
+
+    def read_a(context, builder, kind, a):
+        return [described_operand(context, builder, kind, a, descriptor_a)]
+
+    text = _text(n, KINDS[dtype], parts, overwrite=True)
+    depth = DEPTH * len(steps)
+    return _start(text, n, depth, False, read_a, descriptor_b, emulate, words)
 
 
 @cache
@@ -185,14 +133,9 @@ def make_multiply_tiles(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     the fence that orders earlier uses of the registers, all steps, and the commit of the group.
     """
     steps = [(a.step_along_row(i), b.step_along_row(i)) for i in range(a.columns // DEPTH)]
-    return _product_of_shared(
-        _text_of_shared(dtype, b.rows, steps, "0, 0"),
-        b.rows,
-        a.columns,
-        (a.by_rows(), b.by_rows()),
-        products.multiply_tiles(dtype, a, b),
-        "both operands in shared memory; see `make_multiply_tiles`.",
-    )
+    descriptors, emulate = (a.by_rows(), b.by_rows()), products.multiply_tiles(dtype, a, b)
+    words = "both operands in shared memory; see `make_multiply_tiles`."
+    return _start_of_shared(dtype, b.rows, steps, descriptors, "0, 0", emulate, words)
 
 
 @cache
@@ -219,32 +162,21 @@ def make_add_product(dtype: str, depth: int, b: SwizzledTile) -> Any:
         a = ", ".join(f"${first + 4 * step + i}" for i in range(4))
         prepare = f"add.s64 db, ${first + words}, {b.step_down_rows(step) // 16};"
         steps.append((prepare, f"{{{a}}}, db", "1"))
-    text = _text(n, kind, steps, overwrite=False)
 
-    def typing(typingctx, acc, rA, sB):
-        def codegen(context, builder, signature, args):
-            pointers = register_pointers(context, builder, acc, args[0], accumulator_order(n))
-            sums = [builder.load(pointer) for pointer in pointers]
-            left = [
-                builder.load(pointer)
-                for pointer in register_pointers(context, builder, rA, args[1], range(words))
-            ]
-            start = _described(context, builder, sB, args[2], b.by_columns())
-            sums = assembly(builder, text, [*left, start], [F32] * (n // 2), sums)
-            for pointer, value in zip(pointers, sums, strict=True):
-                builder.store(value, pointer)
-            return context.get_dummy_value()
+    def read_a(context, builder, kind, a):
+        pointers = register_pointers(context, builder, kind, a, range(words))
+        return [builder.load(pointer) for pointer in pointers]
 
-        return types.void(acc, rA, sB), codegen
-
-    return described(
-        typing,
+    return _start(
+        _text(n, kind, steps, overwrite=False),
+        n,
+        depth,
+        True,
+        read_a,
+        b.by_columns(),
         products.add_product(dtype, depth, b),
-        "``wgmma.mma_async`` with A in registers; see `make_add_product`.",
-        "wgmma",
-        "warpgroup",
+        "A in registers; see `make_add_product`.",
         values=(1,),
-        flops=_products(n, depth),
     )
 
 
@@ -271,14 +203,10 @@ def make_multiply_columns(dtype: str, a: SwizzledTile, count: int, b: SwizzledTi
     parts = [divmod(i * DEPTH, a.rows) for i in range(count * a.rows // DEPTH)]
     places = [tile * a.bytes + a.step_down_rows(row // DEPTH) for tile, row in parts]
     steps = [(place, b.step_along_row(i)) for i, place in enumerate(places)]
-    return _product_of_shared(
-        _text_of_shared(dtype, n, steps, "1, 0"),
-        n,
-        count * a.rows,
-        (a.by_columns(), b.by_rows()),
-        products.multiply_columns(dtype, a, count, b, n),
-        "A transposed in shared memory; see `make_multiply_columns`.",
-    )
+    descriptors = a.by_columns(), b.by_rows()
+    emulate = products.multiply_columns(dtype, a, count, b, n)
+    words = "A transposed in shared memory; see `make_multiply_columns`."
+    return _start_of_shared(dtype, n, steps, descriptors, "1, 0", emulate, words)
 
 
 @cache
@@ -297,14 +225,9 @@ def make_multiply_rows(dtype: str, a: SwizzledTile, b: SwizzledTile) -> Any:
     `make_multiply_tiles`.
     """
     steps = [(a.step_along_row(i), b.step_down_rows(i)) for i in range(a.columns // DEPTH)]
-    return _product_of_shared(
-        _text_of_shared(dtype, b.columns, steps, "0, 1"),
-        b.columns,
-        a.columns,
-        (a.by_rows(), b.by_columns()),
-        products.multiply_rows(dtype, a, b),
-        "both operands in shared memory; see `make_multiply_rows`.",
-    )
+    descriptors, emulate = (a.by_rows(), b.by_columns()), products.multiply_rows(dtype, a, b)
+    words = "both operands in shared memory; see `make_multiply_rows`."
+    return _start_of_shared(dtype, b.columns, steps, descriptors, "0, 1", emulate, words)
 
 
 @cache
