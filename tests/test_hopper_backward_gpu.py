@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from flash_numba.kernels import hopper, hopper_backward
-from flash_numba.kernels.hopper_backward_tiles import (
+from flash_numba.kernels.hopper_backward_heads import (
     BACKWARDS_AT_ONCE,
     KEYS_AT_ONCE,
     heads_at_once,
-    hopper_backward_tiles,
 )
+from flash_numba.kernels.hopper_backward_tiles import hopper_backward_tiles
 from flash_numba.launch import multiprocessors
 
 torch = pytest.importorskip("torch")
