@@ -248,7 +248,7 @@ for traffic, who in (("bulk", "copy engine"), ("wgmma", "tensor cores"), ("", "t
 # over the tiles, and leaves a note of each query tile for them.
 
 # %%
-from flash_numba.kernels import hopper_consumer, hopper_producer
+from flash_numba.kernels import hopper_producer, hopper_steps
 
 source = inspect.getsource(hopper_producer.make_producer)
 print(source[source.index("        while step.turn") : source.index("    return produce")])
@@ -263,8 +263,9 @@ print(source[source.index("        while step.turn") : source.index("    return 
 # start their products one after the other: one's softmax then runs under the other's products.
 
 # %%
-source = inspect.getsource(hopper_consumer.make_consumer)
-print(source[source.index("    def start") : source.index("    @room\n    def consume(")])
+for maker in (hopper_steps.make_start, hopper_steps.make_conclude):
+    source = inspect.getsource(maker)
+    print(source[source.index("    @room") : source.rindex("    return")])
 
 # %% [markdown]
 # Registers of a product that runs belong to the tensor cores. `wait_scores(rS)` hands them back;
