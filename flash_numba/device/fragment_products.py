@@ -278,8 +278,9 @@ def make_share_rows(
     """Room ``share_rows(shared, at, rC, lane)``: a warp's C, rounded, as rows of a swizzled tile.
 
     `at` is where the warp's first row begins; its lanes may read the rows after
-    ``cuda.syncwarp()``. With `one_place` (see `swizzled_copies.make_load_tile`) a lane computes
-    the places of its first row only.
+    ``cuda.syncwarp()``. With `one_place` a lane computes the places of its first row only, column
+    by column, and those below are constants from there; else that of each, row by row. Who takes
+    which way, and why, `swizzled_copies.make_load_tile` says.
     """
     _, pack = make_mma(dtype, ampere)
 

@@ -44,7 +44,8 @@ def make_load_tile(
     one_place : bool
         A thread computes where its first row lies; the others, a multiple of 8 rows below, where
         the swizzle is the same, are constants from there. Else it computes where each lies, which
-        takes instructions in place of a register: the gradients' kernels have none left.
+        takes instructions in place of a register. The forward kernel has one place; the gradients'
+        kernels have no register left for it.
 
     Notes
     -----
@@ -137,7 +138,10 @@ def make_store_tile(columns: int, rows: int, pitch: int, chunks: bool, at_once: 
     chunks : bool
         As for `make_load_tile`; 16-byte stores.
     at_once : bool
-        Of chunks, read all from shared memory before the first is stored, in registers.
+        Of chunks, read all from shared memory before the first is stored, so that no read waits
+        behind a store; they are in registers meanwhile. Else a chunk is read and stored at a time.
+        The forward kernel stores at once; the gradients' kernels were only timed with the other
+        way.
 
     Notes
     -----

@@ -96,9 +96,11 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     next_key_tile, listed_partial = make_tile_list(spec.has_list)
     sees_tile = make_sees_tile(spec.key_range, warp_m, tile_n)
     copies, product = (threads, spec.vectors), (spec.dtype, blocks, tile_n)
-    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch_q, ampere, True)
-    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere, True)
-    load_v = make_load_tile(spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere, True)
+    load_q = make_load_tile(spec.head_dim, depth, tile_m, *copies, pitch_q, ampere, one_place=True)
+    load_k = make_load_tile(spec.head_dim, depth, tile_n, *copies, pitch, ampere, one_place=True)
+    load_v = make_load_tile(
+        spec.head_dim_v, depth_v, tile_n, *copies, pitch_v, ampere, one_place=True
+    )
     commit, arrive = make_arrivals(spec.vectors and ampere)
     read_q = make_read_rows(blocks, depth, pitch_q)
     scores = make_multiply_transposed(*product, depth, pitch_q, pitch, kept, ampere)
@@ -113,8 +115,8 @@ def make_forward(spec: Spec, tiles: TensorTiles, folded: bool):
     drop_weights = make_drop_weights(spec.has_dropout, rows, columns, False, True)
     pack_weights = make_pack_weights(*product, ampere)
     add_product = make_multiply_add(*product, depth_v, pitch_v, ampere)
-    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q, ampere, True)
-    store_o = make_store_tile(spec.head_dim_v, warp_m, pitch_q, spec.vectors, True)
+    share_o = make_share_rows(spec.dtype, blocks, depth_v, pitch_q, ampere, one_place=True)
+    store_o = make_store_tile(spec.head_dim_v, warp_m, pitch_q, spec.vectors, at_once=True)
 
     @kernel(threads, tiles.blocks_per_sm)
     def tensor_core_forward(
