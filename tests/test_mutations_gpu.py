@@ -40,7 +40,7 @@ MISTAKES = {
         "test_backward and N113-M203-D64_64 and causalTrue and not lengths",
     ),
     "lanes of B swapped": Mistake(
-        "device/fragment_products.py",
+        "device/swizzle.py",
         "swizzled(lane // 16 * 8 + lane % 8, lane // 8 % 2 * CHUNK, pitch)",
         "swizzled(lane // 8 % 2 * 8 + lane % 8, lane // 16 * CHUNK, pitch)",
         "test_tensor_core_gpu.py",

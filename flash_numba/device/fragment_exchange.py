@@ -6,10 +6,11 @@ packed, become a swizzled tile that others read as their left factor, as it lies
 
 from functools import cache
 
-from .fragment_products import CHUNK, make_mma
+from .fragment_products import make_mma
 from .numba_cuda import cuda, room, types
 from .ptx_matrix import ldmatrix_x4, ldmatrix_x4_trans
 from .ptx_words import store_word
+from .swizzle import CHUNK
 from .unroll import unroll_full
 
 

@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from .fragment_products import CHUNK, swizzled
 from .numba_cuda import cuda, room, types
 from .ptx_copies import copy16_async, copy_commit, copy_wait_group
 from .ptx_words import load_words4, load_words4_global, store_words4, store_words4_global
+from .swizzle import CHUNK, swizzled
 from .unroll import unroll_full
 
 LANES = 8

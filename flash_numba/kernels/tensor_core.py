@@ -16,8 +16,6 @@ from functools import cache
 from ..arrays import DeviceArray
 from ..device.dropout import make_drop_weights
 from ..device.fragment_products import (
-    lane_of_columns,
-    lane_of_rows,
     make_multiply_add,
     make_multiply_transposed,
     make_pack_weights,
@@ -38,6 +36,7 @@ from ..device.schedule import (
     whole_tiles,
 )
 from ..device.scores import make_change_scores, make_mask_scores, make_scale_scores
+from ..device.swizzle import lane_of_columns, lane_of_rows
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_full, unroll_none
 from ..launch import compute_capability, launch, shared_limit

@@ -18,8 +18,6 @@ from ..device.fragment_gradients import (
     make_load_vector,
 )
 from ..device.fragment_products import (
-    lane_of_columns,
-    lane_of_rows,
     make_multiply_add,
     make_multiply_transposed,
     make_pack_weights,
@@ -29,6 +27,7 @@ from ..device.gradients import make_clear
 from ..device.numba_cuda import cuda, kernel, types
 from ..device.schedule import make_query_walk, make_sees_tile, make_work_of
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
+from ..device.swizzle import lane_of_columns, lane_of_rows
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_none
 from .spec import Spec

@@ -16,8 +16,6 @@ from functools import cache
 from ..device.dropout import make_drop_weights
 from ..device.fragment_gradients import log2_units, make_read_rows_of, make_row_gradient
 from ..device.fragment_products import (
-    lane_of_columns,
-    lane_of_rows,
     make_multiply_add,
     make_multiply_transposed,
     make_pack_weights,
@@ -34,6 +32,7 @@ from ..device.schedule import (
     narrowed,
 )
 from ..device.scores import make_change_scores_backward, make_mask_scores, make_scale_scores
+from ..device.swizzle import lane_of_columns, lane_of_rows
 from ..device.swizzled_copies import make_arrivals, make_load_tile, make_store_tile
 from ..device.unroll import unroll_full, unroll_none
 from .spec import Spec

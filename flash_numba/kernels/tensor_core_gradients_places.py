@@ -4,8 +4,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..device.fragment_exchange import lane_of_words
-from ..device.fragment_products import lane_of_columns, lane_of_rows
 from ..device.numba_cuda import room
+from ..device.swizzle import lane_of_columns, lane_of_rows
 from .tensor_core_gradients_tiles import GradientTiles
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..device.fragment_products import pitch_of
+from ..device.swizzle import pitch_of
 from .spec import Spec, padded
 from .tensor_core_tiles import TensorTiles, is_busy
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..arrays import DeviceArray
-from ..device.fragment_products import pitch_of
+from ..device.swizzle import pitch_of
 from ..problem import Problem
 from .spec import Spec, padded
 
