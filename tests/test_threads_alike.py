@@ -51,6 +51,21 @@ def ragged(x, lengths, y):
 
 
 @cuda.jit
+def of_the_block_and_common(x, y, n):
+    i = cuda.threadIdx.x
+    j = (cuda.blockIdx.x * 13) % n if i < 16 else 1
+    y[cuda.grid(1)] = x[j]
+
+
+@cuda.jit
+def common_first(x, first, y):
+    j = first[cuda.blockIdx.x]
+    if cuda.threadIdx.x < 16:
+        j = 1
+    y[cuda.grid(1)] = x[j]
+
+
+@cuda.jit
 def by_value(x, y):
     i = cuda.grid(1)
     if x[i] > 100:
@@ -165,6 +180,20 @@ def test_alignment_to_lines_counts_where_cp_async_reads(grid, found):
     assert classes(sampled) == found
     (entry,) = [one for one in full.entries if one.site.traffic == "cp.async" and one.count.sectors]
     assert entry.count.counted_sectors > entry.count.sectors
+
+
+@pytest.mark.parametrize(("grid", "n"), [(14, 97), (5, 26), (5, 52), (26, 32), (34, 32)])
+def test_lanes_at_a_common_element_are_compared_with_those_of_the_block(grid, n):
+    """Whether both lie in one sector depends on the block."""
+    _, sampled = both(of_the_block_and_common, grid, 32, (vector(128), empty(32 * grid), n))
+    elements = (np.arange(grid) * 13) % n
+    assert sorted(classes(sampled)) == sorted(np.unique(elements, return_counts=True)[1])
+
+
+def test_lanes_of_the_block_are_compared_with_those_at_a_common_element():
+    first = np.array([0, 100, 200, 300, 100, 500, 600, 3], np.int32)
+    _, sampled = both(common_first, 8, 32, (vector(700), first, empty(256)))
+    assert sorted(classes(sampled)) == [1, 1, 1, 1, 1, 1, 2]
 
 
 def test_several_axes_and_views():

@@ -3,11 +3,12 @@
 Two blocks are alike if each thread takes the same way through the source and each position in it
 accesses each array at addresses that all differ by one multiple of 32 bytes (of 128, where a
 ``cp.async`` of 16 bytes reads, whose sectors depend on lines, `passes.copy_sectors`; by any number,
-if it is one element for all threads; in shared memory: not at all). Then their warp instructions,
-sectors, passes and conflicts are equal. This is followed exactly while a block runs: every integer
-that comes from blockIdx, or from an array of integers, is known for all blocks (`per_block`). If an
-index, a condition or a way through the source may depend on anything else - floats and 16-bit
-numbers from memory, atomics, what an unknown function gives - every block runs
+if it is one element for all threads; in shared memory: not at all). An address that does not depend
+on the block differs by 0, and then so must those of all threads. With that, their warp
+instructions, sectors, passes and conflicts are equal. This is followed exactly while a block runs:
+every integer that comes from blockIdx, or from an array of integers, is known for all blocks
+(`per_block`). If an index, a condition or a way through the source may depend on anything else -
+floats and 16-bit numbers from memory, atomics, what an unknown function gives - every block runs
 (`translate.following` finds that out beforehand). The last block of a class runs, too, and must
 give the same counts. Floating-point operations alone may depend on data: a branch without accesses
 is taken as in the first block of a class, and the report says that this is not proven.
@@ -75,6 +76,7 @@ class Alike:
         self._read: set[int] = set()
         self._written: set[int] = set()
         self._shifts: dict[tuple, tuple[int, np.ndarray]] = {}
+        self._nowhere = np.zeros(len(numbers), np.int64)
 
     def begin(self, number: int, left: np.ndarray) -> Dim3:
         """Block `number` runs, for as many of those `left` as do the same; its index."""
@@ -111,13 +113,17 @@ class Alike:
 
     def element(self, array, at, code) -> int:
         """Note an access at element `at` of `array.flat`; the element in the running block."""
+        key = (code, array.memory.base)
         if at.__class__ is not PerBlock:
+            if array.memory.space != "shared":
+                _, known = self._shifts.setdefault(key, (at, self._nowhere))
+                if known is not self._nowhere:
+                    self.left &= known == 0
             return at
         shift = (at.others - at.plain) * array.itemsize
         if array.memory.space == "shared":
             self.left &= shift == 0
             return at.plain
-        key = (code, array.memory.base)
         first, known = self._shifts.setdefault(key, (at.plain, shift))
         if known is not shift:
             self.left &= shift == known
