@@ -31,28 +31,6 @@ def section(title: str) -> str:
     return README.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_the_example_prints_what_it_says(tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (output,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{example}",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == output
-    statements = [line for line in example.splitlines() if line and "import" not in line]
-    assert len(statements) <= 10
-
-
 def shown(path: Path) -> tuple[str, list[float]]:
     """What a picture says: its words, and its numbers with a decimal point."""
     root = ElementTree.parse(path).getroot()
@@ -130,6 +108,13 @@ def test_five_minutes_say_what_the_stepper_shows():
     assert "old - new maximum) = 0.0987" in told
     assert re.search(r"row 161 .*\n.*rescale e\^-2.32 = 0.0987", text("2,4"))
     assert "was read 2.9 times" in told
+    flash1 = source.run("flash1", "forward", 9).replay
+    beside = frame(Moment(flash1, breakpoints.place("2,4", flash1), View()), 80, 24).plain
+    divided, O = (
+        re.findall(r"→ +(\S+)(?: +[-.\d]+){3} ", one)[-1] for one in (beside, text("2,4"))
+    )
+    (row_sum,) = re.findall(r"row_sum .*→ (\S+) =", text("2,4"))
+    assert f"{float(divided):.3f} = {float(O):.3f} / {float(row_sum):.3f}" in told
     end = text("end", tensors=True)
     assert re.search(r"K +18,880 +2\.9", end)
     assert re.search(r"V +18,880 +2\.9", end)
