@@ -1,9 +1,9 @@
 """Make the notebooks of ``tutorials`` from their sources, and run them.
 
 A source is a Python file in the percent format: ``# %%`` begins a code cell, ``# %% [markdown]``
-one of text. A comment that begins with ``# %pip``, and the ``pass`` below it, become a command of
-the notebook. The notebooks are kept with their outputs; tests hold that their cells are those of
-the sources and their outputs those of a run.
+one of text. A comment that begins with ``# %pip`` becomes a command of the notebook. The notebooks
+are kept with their outputs; tests hold that their cells are those of the sources and their outputs
+those of a run.
 
     python scripts/make_notebooks.py [NAME ...]      all, or those named
 """
@@ -52,7 +52,7 @@ def cells(source: str) -> list[dict[str, Any]]:
             lines = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines()]
             cell |= {"cell_type": "markdown", "source": "\n".join(lines)}
         else:
-            text = re.sub(r"^(\s*)# (%pip .*)\n\s*pass$", r"\1\2", text, flags=re.MULTILINE)
+            text = re.sub(r"^(\s*)# (%pip .*)$", r"\1\2", text, flags=re.MULTILINE)
             cell |= {"cell_type": "code", "source": text, "outputs": [], "execution_count": None}
         found.append(cell)
     return found

@@ -9,10 +9,14 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 """Comes with the repository, not with the package."""
+
+LARGE = {"torch": "PyTorch, some GB on Linux"}
+"""Packages that take minutes to download, and what to say of them."""
 
 WATCHED = ("numpy", "numba", "ml_dtypes")
 """Packages that a hosted notebook often has in another version."""
@@ -37,6 +41,21 @@ def missing(*extras: str) -> list[str]:
         if one.marker is None or one.marker.evaluate()
         if (here := _installed(one.name)) is None or not one.specifier.contains(here, True)
     ]
+
+
+def announce(names: Sequence[str]) -> None:
+    """Print what is about to be installed, and which of it is large.
+
+    Parameters
+    ----------
+    names : sequence of str
+        As `missing` gives them, such as ``torch>=2.6``.
+    """
+    from packaging.requirements import Requirement
+
+    notes = [LARGE.get(Requirement(name).name) for name in names]
+    told = [f"{name} ({note})" if note else name for name, note in zip(names, notes, strict=True)]
+    print(f"installs {', '.join(told)}", flush=True)
 
 
 def restart_advice() -> str | None:

@@ -80,17 +80,24 @@ def test_an_older_numpy_that_is_loaded_and_replaced_stops_it(machine, monkeypatc
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_missing_is_installed_beside_a_numpy_that_fits(machine, monkeypatch, notebook):
+def test_what_is_missing_is_installed_beside_a_numpy_that_fits(
+    machine, monkeypatch, notebook, capsys
+):
+    """Editable, so that the clone stays what is imported; what is large is told before."""
     pytest.importorskip("IPython")
     extras = "tutorials,torch" if "gpt" in notebook.stem else "tutorials"
     cell = hosted(machine, monkeypatch, {"numpy": "2.0.2"}, {"numpy": "2.0.2"}, FITTING)
-    assert cell(notebook) == [f'pip install --quiet "..[{extras}]"']
+    assert cell(notebook) == [f'pip install --quiet -e "..[{extras}]"']
+    said = capsys.readouterr().out
+    assert said.startswith("installs ")
+    assert "matplotlib<4,>=3.9" in said
+    assert ("PyTorch, some GB" in said) == ("torch" in extras)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_alone_says_what_to_bring(tmp_path, notebook):
     source = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][1]["source"])
-    first = source[: source.index("if missing(")]
+    first = source[: source.index("if names := missing(")]
     run = [sys.executable, "-I", "-S", "-c", first]
     asked = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert asked.returncode == 1

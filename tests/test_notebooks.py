@@ -65,7 +65,7 @@ def test_opens_and_closes_as_promised(name):
     assert re.match(rf"# {int(name[:2])} · ", cells[0])
     for words in ("**You will**", "**You will learn**", "**You need**"):
         assert words in cells[0], words
-    assert '%pip install --quiet "..[tutorials' in cells[1]
+    assert re.search(r'^ +%pip install --quiet -e "\.\.\[tutorials', cells[1], re.MULTILINE)
     assert "Exercise" in "\n".join(cells)
     assert "## Further reading" in cells[-1]
     text = "\n".join(cells)

@@ -11,14 +11,14 @@ import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
 try:
-    from simulator.restart import missing, stop_if_stale
+    from simulator.restart import announce, missing, stop_if_stale
 except ModuleNotFoundError:
     why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
     raise ModuleNotFoundError(why) from None
 
-if missing("tutorials"):
-    # %pip install --quiet "..[tutorials]"
-    pass
+if names := missing("tutorials"):
+    announce(names)
+    # %pip install --quiet -e "..[tutorials]"
 stop_if_stale()
 
 import inspect

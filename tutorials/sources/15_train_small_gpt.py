@@ -13,14 +13,14 @@ import sys
 
 sys.path.insert(0, "..")  # the packages of this repository
 try:
-    from simulator.restart import missing, stop_if_stale
+    from simulator.restart import announce, missing, stop_if_stale
 except ModuleNotFoundError:
     why = "this notebook needs the whole repository: `git clone` it and open the one in `tutorials`"
     raise ModuleNotFoundError(why) from None
 
-if missing("tutorials", "torch"):
-    # %pip install --quiet "..[tutorials,torch]"
-    pass
+if names := missing("tutorials", "torch"):
+    announce(names)
+    # %pip install --quiet -e "..[tutorials,torch]"
 stop_if_stale()
 
 import inspect
