@@ -6,8 +6,13 @@ import re
 from dataclasses import asdict, dataclass
 
 from . import learn
-from .installation import Facts, look
+from .installation import Facts, install_extra, look, pip_install
 from .restart import restart_advice
+
+NUMPY = pip_install('"numpy<2.5"')
+NUMBA = pip_install('"numba<0.69"')
+NUMBA_CUDA = pip_install('"numba-cuda==0.30.*"')
+"""Commands that bring the versions that the kernels are written for."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,16 @@ def problems(facts: Facts) -> list[str]:
     if have.get("numba-cuda") and _at_least(have.get("numpy"), 2, 5):
         found.append(
             f"numpy {have['numpy']} with numba-cuda: every kernel fails to compile, because numpy "
-            "2.5 removed np.row_stack; pip install 'numpy<2.5'"
+            f"2.5 removed np.row_stack; {NUMPY}"
         )
     if _at_least(have.get("numba"), 0, 69):
         found.append(
-            f"numba {have['numba']} is newer than numba-cuda 0.30 was tested with; "
-            "pip install 'numba<0.69'"
+            f"numba {have['numba']} is newer than numba-cuda 0.30 was tested with; {NUMBA}"
         )
     if have.get("numba-cuda") and not re.match(r"0\.30\.", have["numba-cuda"] or ""):
         found.append(
             f"numba-cuda {have['numba-cuda']} is not of the series that the kernels are written "
-            "for; pip install 'numba-cuda==0.30.*'"
+            f"for; {NUMBA_CUDA}"
         )
     if "NUMBA_FORCE_CUDA_CC" in facts.variables:
         found.append(
@@ -119,7 +123,7 @@ def judge(facts: Facts) -> list[Verdict]:
 def _import_kernels(facts: Facts) -> Verdict:
     what, have = "importing Numba CUDA kernels", facts.packages
     if not have.get("numba"):
-        return Verdict(what, False, "numba is not installed", "pip install 'numba<0.69'")
+        return Verdict(what, False, "numba is not installed", NUMBA)
     if not have.get("numba-cuda"):
         return Verdict(what, True, "numba is enough to import kernels, not to launch them")
     return Verdict(what, True, f"numba-cuda {have['numba-cuda']}")
@@ -133,17 +137,18 @@ def _launch_kernels(facts: Facts) -> Verdict:
         return Verdict(what, False, facts.no_gpu or "there is no GPU")
     major = int((facts.driver or "12.0").split(".")[0])
     extra = "cu13" if major >= 13 else "cu12"
-    install = f"pip install 'flash-numba[{extra}]' (the driver supports CUDA {facts.driver})"
+    install, reaches = install_extra(extra), f"the driver supports CUDA {facts.driver}"
     if major < 12:
         return Verdict(
             what, False, f"the driver stops at CUDA {facts.driver}", "a driver for CUDA 12"
         )
     if not have.get("numba-cuda"):
-        return Verdict(what, False, "numba-cuda is not installed", install)
+        return Verdict(what, False, f"numba-cuda is not installed; {reaches}", install)
     if _at_least(have.get("numpy"), 2, 5):
-        return Verdict(what, False, "numpy is too new for numba-cuda", "pip install 'numpy<2.5'")
+        return Verdict(what, False, "numpy is too new for numba-cuda", NUMPY)
     if not have.get("cuda-toolkit"):
-        why = "the CUDA toolkit is not installed as wheels; one of the system may serve"
+        why = "the CUDA toolkit is not installed as wheels; one of the system may serve; "
+        why += reaches
         return Verdict(what, True, why, install)
     return Verdict(what, True, f"numba-cuda {have['numba-cuda']} and {facts.gpus[0]['name']}")
 
@@ -151,9 +156,7 @@ def _launch_kernels(facts: Facts) -> Verdict:
 def _optional(facts: Facts, package: str, what: str) -> Verdict:
     if version := facts.packages.get(package):
         return Verdict(what, True, f"{package} {version}")
-    return Verdict(
-        what, False, f"{package} is not installed", f"pip install 'flash-numba[{package}]'"
-    )
+    return Verdict(what, False, f"{package} is not installed", install_extra(package))
 
 
 def _course(facts: Facts) -> Verdict:
@@ -161,7 +164,7 @@ def _course(facts: Facts) -> Verdict:
     server, missing = learn.needs(lambda name: bool(have.get(name)))
     if server is None or missing:
         why = f"not installed: {', '.join(missing)}"
-        return Verdict(what, False, why, "pip install 'flash-numba[tutorials]'")
+        return Verdict(what, False, why, install_extra("tutorials"))
     return Verdict(what, True, f"{server} {have[server]}")
 
 

@@ -16,6 +16,8 @@ import numpy as np
 from flash_numba.checks import one_of, shown, whole
 from flash_numba.problem import DTYPES, Problem, check_problem, dtype_name
 
+from .installation import install_extra
+
 NAMES = ("q", "k", "v")
 LAYOUT = "(batch, seqlen, heads, head_dim)"
 ALLOWED = (
@@ -148,9 +150,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise _Refused(
-            f"reading {path} needs safetensors: pip install 'flash-numba[safetensors]'"
-        ) from None
+        how = install_extra("safetensors")
+        raise _Refused(f"reading {path} needs safetensors: {how}") from None
     with safe_open(path, framework="numpy") as file:
         _check_keys(path, list(file.keys()))
         return {name: file.get_tensor(name) for name in NAMES}

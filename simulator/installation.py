@@ -12,6 +12,10 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+
+CLONE = Path(__file__).parents[1]
+"""The repository's folder, if the package is not a copy in ``site-packages``."""
 
 PACKAGES = (
     "flash-numba",
@@ -96,6 +100,30 @@ class Facts:
     driver: str | None = None
     gpus: list[dict] = field(default_factory=list)
     no_gpu: str | None = None
+
+
+def pip_install(what: str) -> str:
+    """The command that installs something into the Python that runs this.
+
+    That need not be the one of the shell's `pip`, nor one whose environment is activated.
+    """
+    python = f'"{sys.executable}"' if " " in sys.executable else sys.executable
+    return f"{python} -m pip install {what}"
+
+
+def install_extra(extra: str, clone: Path = CLONE) -> str:
+    """The command that adds an extra of this package, as editable if it is run from a clone.
+
+    Parameters
+    ----------
+    extra : str
+        A key of the optional dependencies in ``pyproject.toml``.
+    clone : Path
+        Where to look for a clone.
+    """
+    if (clone / "pyproject.toml").is_file():
+        return pip_install(f'-e "{clone}[{extra}]"')
+    return pip_install(f'"flash-numba[{extra}]"')
 
 
 def look() -> Facts:

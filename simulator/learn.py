@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from .installation import install_extra
+
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
 """They come with the repository, not with the package."""
 
@@ -15,9 +17,6 @@ FIRST = "01_start_here.ipynb"
 SERVERS = ("jupyterlab", "notebook")
 """What can show the notebooks, the preferred one first."""
 PICTURES = ("matplotlib", "ipywidgets")
-
-INSTALL = f"{sys.executable} -m pip install 'flash-numba[tutorials]'"
-"""Into the Python that runs this, which may not be the one of the shell's `pip`."""
 
 
 def needs(has: Callable[[str], bool]) -> tuple[str | None, list[str]]:
@@ -48,7 +47,8 @@ def command(tutorials: Path = TUTORIALS) -> list[str]:
         )
     server, missing = needs(lambda name: find_spec(name) is not None)
     if server is None or missing:
-        raise ValueError(f"the notebooks need {', '.join(missing)}, not installed here: {INSTALL}")
+        how = install_extra("tutorials")
+        raise ValueError(f"the notebooks need {', '.join(missing)}, not installed here: {how}")
     return [sys.executable, "-m", server, str(tutorials / FIRST)]
 
 

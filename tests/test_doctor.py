@@ -2,14 +2,17 @@ import dataclasses
 import json
 import platform
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from simulator import doctor, installation, learn
 from simulator.doctor import Report, examine, judge, problems
-from simulator.installation import Facts, ask_driver, look
+from simulator.installation import Facts, ask_driver, install_extra, look
 
+ROOT = Path(__file__).parents[1]
 VERSIONS: dict[str, str | None] = {
     "numpy": "2.4.6",
     "numba": "0.68.1",
@@ -47,9 +50,9 @@ def test_all_is_well_on_a_good_installation():
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (but(numpy="2.5.0"), "numpy 2.5.0 with numba-cuda: every kernel fails .*'numpy<2.5'"),
+        (but(numpy="2.5.0"), 'numpy 2.5.0 with numba-cuda: every kernel fails .*"numpy<2.5"'),
         (but(numpy="3.0"), "numpy 3.0 with numba-cuda"),
-        (but(numba="0.69.0"), "numba 0.69.0 is newer .*'numba<0.69'"),
+        (but(numba="0.69.0"), 'numba 0.69.0 is newer .*"numba<0.69"'),
         (but(numba="1.0.0rc1"), "numba 1.0.0rc1 is newer"),
         (but(numba_cuda="0.31.0"), r"numba-cuda 0.31.0 .*0\.30\.\*"),
         (but(variables={"NUMBA_FORCE_CUDA_CC": "9.0"}), "NUMBA_FORCE_CUDA_CC is set: .*sm_90a"),
@@ -81,7 +84,7 @@ def test_no_false_alarm(facts):
     [
         (dataclasses.replace(LINUX, no_gpu="there is no NVIDIA driver"), "no NVIDIA driver", None),
         (dataclasses.replace(LINUX, system="Darwin arm64"), "macOS has no CUDA", None),
-        (but(numba_cuda=None), "numba-cuda is not installed", r"flash-numba\[cu13\]"),
+        (but(numba_cuda=None), "numba-cuda is not installed", r"-m pip install .*\[cu13\]"),
         (
             but(dataclasses.replace(H200, driver="12.4"), numba_cuda=None),
             "numba-cuda is not",
@@ -139,6 +142,20 @@ def test_without_numba_the_simulator_still_works():
     assert works.pop("simulator, step, compare")
     assert not any(works.values())
     assert all(v.install for v in verdicts if not v.works and not v.what.startswith("running"))
+
+
+def test_what_to_install_goes_into_the_python_that_runs(tmp_path, monkeypatch):
+    """Of a clone as editable; without one by name."""
+    verdicts = judge(dataclasses.replace(H200, packages={"numpy": "2.5.0"}))
+    commands = [one.install for one in verdicts if one.install]
+    assert len(commands) == 5
+    assert all(one.startswith(f"{sys.executable} -m pip install ") for one in commands)
+    assert f'{sys.executable} -m pip install -e "{ROOT}[torch]"' in commands
+    assert install_extra("torch", tmp_path) == (
+        f'{sys.executable} -m pip install "flash-numba[torch]"'
+    )
+    monkeypatch.setattr(installation.sys, "executable", "/my venv/python")
+    assert install_extra("torch").startswith('"/my venv/python" -m pip ')
 
 
 def test_text_and_json_say_the_same():

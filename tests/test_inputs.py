@@ -9,6 +9,7 @@ import pytest
 
 from flash_numba.problem import Problem
 from simulator.inputs import demo_input, load_input, random_input
+from simulator.installation import install_extra
 
 
 def tensors(
@@ -204,7 +205,7 @@ def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
 
     (tmp_path / "in.safetensors").write_bytes(b"")
     monkeypatch.setattr(builtins, "__import__", blocked)
-    refused(tmp_path / "in.safetensors", r"pip install 'flash-numba\[safetensors\]'")
+    refused(tmp_path / "in.safetensors", re.escape(install_extra("safetensors")))
 
 
 def test_demo_input():

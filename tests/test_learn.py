@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from simulator import learn, restart
 from simulator.cli import app
+from simulator.installation import install_extra
 
 
 def installed(monkeypatch, *names):
@@ -41,7 +42,7 @@ def test_says_what_to_install(monkeypatch):
     result = CliRunner().invoke(app, ["learn"])
     assert result.exit_code == 2
     assert "the notebooks need matplotlib, jupyter" in result.output
-    assert f"{sys.executable} -m pip install 'flash-numba[tutorials]'" in result.output
+    assert install_extra("tutorials") in result.output
 
 
 def test_says_where_the_notebooks_are(tmp_path):
