@@ -66,12 +66,17 @@ def sentence(counted: dict) -> str:
         (one for one in plain if one.more > LITTLE * one.own), key=lambda x: -x.more / x.own
     )
     named = ", ".join(f"{x.more / x.own:.2%} `{x.kernel}` of `{x.case}`" for x in most)
-    need = max(one.more / one.met for one in plain if one.met) - 1
+    over = max(one.more - one.met for one in plain)
+    last = "No launch exceeds its addresses' passes by more than the arbitration that it counted"
+    last += " itself."
+    if over > 0:
+        last = (
+            f"Beyond addresses and its own arbitration, a launch needs up to {over:,} passes more."
+        )
     return (
         f"{BEGIN}of {len(plain)} launches that pass over shared memory and use no `wgmma`, {none} "
         f"need the passes of their addresses and none more, {len(plain) - none - len(most)} up to "
-        f"{LITTLE:.1%} more, and {len(most)} beyond that: {named}. None is beyond what the same "
-        f"launch counts as arbitration by more than {max(need, 0):.1%} of it."
+        f"{LITTLE:.1%} more, and {len(most)} beyond that: {named}. {last}"
     )
 
 
