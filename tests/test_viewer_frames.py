@@ -229,6 +229,14 @@ def test_all_states_of_the_grid_show_and_the_legend_names_them():
         assert any(mark in line for line in lines if "done" in line or "cut" in line), mark
 
 
+def test_marks_of_ascii_stand_apart_from_words():
+    replay = replay_of("flash2", "forward")
+    section = SECTIONS["grid"](Moment(replay, replay.find_tile(1, 2)), 26, 10, ASCII)
+    first, second = ("".join(piece for piece, _ in line) for line in section.lines[-2:])
+    assert first == "# done @ now o todo . skip"
+    assert second == "% & v same, cut by mask"
+
+
 def test_a_large_grid_shrinks_then_scrolls_to_the_tile_at_hand():
     problem = Problem(6400, 6400, 4, causal=True)
     result = simulate("flash2", problem, tile_m=64, tile_n=64, record=True)

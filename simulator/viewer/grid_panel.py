@@ -93,12 +93,16 @@ def _mark(state: int, partial: bool, glyphs: Glyphs) -> str:
 
 
 def _legend(grid: Grid, glyphs: Glyphs, short: bool) -> list[Line]:
-    part = f" {glyphs.mixed}part" if grid.zoom > 1 else ""
+    gap = "" if glyphs.unicode else " "  # marks that are letters would be read as part of a word
+    marks = glyphs.done, glyphs.now, glyphs.todo
+    words = ("done", "now", "to do" if glyphs.unicode else "todo")  # 26 columns are left
+    known = " ".join(f"{mark}{gap}{word}" for mark, word in zip(marks, words, strict=True))
+    part = f" {glyphs.mixed}{gap}part" if grid.zoom > 1 else ""
+    skip = f"{glyphs.skipped}{gap}skip"
     if short:
-        cut = f"{glyphs.done_partial}{glyphs.todo_partial}"
-        text = f"{glyphs.done}done {glyphs.now}now {glyphs.todo}to do {cut}cut {glyphs.skipped}skip"
-        return [[(text + part, "dim")]]
-    first = f"{glyphs.done}done {glyphs.now}now {glyphs.todo}to do {glyphs.skipped}skipped"
+        cut = f"{glyphs.done_partial}{glyphs.todo_partial}{gap}cut"
+        return [[(f"{known} {cut} {skip}{part}", "dim")]]
+    first = f"{known} {skip}ped" if glyphs.unicode else f"{known} {skip}"
     cut = f"{glyphs.done_partial} {glyphs.now_partial} {glyphs.todo_partial}"
     second = f"{cut} cut by mask{part}" if part else f"{cut} same, cut by mask"
     return [[(first, "dim")], [(second, "dim")]]
