@@ -107,7 +107,8 @@ def trace_command(
 
     from .threads.errors import KernelError
     from .threads.launch import trace
-    from .threads.views import summary, warp
+    from .threads.totals import summary
+    from .threads.views import warp
 
     if array is not None and line is None:
         raise ValueError("--array chooses between the arrays of a line: give --line, too")

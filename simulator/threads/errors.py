@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import linecache
 from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = Path(__file__).parents[2]
+"""Where the packages lie."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,15 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}: {self.text}"
+
+
+def shown_file(place: Place) -> str:
+    """Path of a line's file, from here or from where the packages lie; "" for a notebook's cell."""
+    path = Path(place.file)
+    if not path.is_file():
+        return ""
+    roots = (root for root in (Path.cwd(), PACKAGES) if path.is_relative_to(root))
+    return next((path.relative_to(root).as_posix() for root in roots), str(path))
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ class Report:
         ]
 
     def __rich__(self):
-        from .views import summary
+        from .totals import summary
 
         return summary(self)
 

@@ -1,90 +1,21 @@
-"""Rich renderables of a `Report`: the whole, and one warp instruction lane by lane."""
+"""What to look at in a `Report`, as text, and one warp instruction lane by lane."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from .configuration import MOST_STATIC_BYTES
-from .errors import Place
+from .errors import Place, shown_file
 from .grouping import LANES
 from .log import ATOMIC
 from .passes import BANK_BYTES, BANKS, SECTOR_BYTES, distinct, passes, sectors
 from .report import ARBITRATION, SHARED_CONFLICTS, SHARED_PASSES, Entry, Report
-
-TOP_LINES = 12
-
-
-def summary(report: Report, top: int = TOP_LINES) -> Group:
-    """Totals, the dearest lines with their source, what to look at, findings."""
-    parts: list = [_head(report), _memory_table(report), _line_table(report, top)]
-    for title, rows in (("Look at", advice(report)), ("Errors", list(map(str, report.findings)))):
-        if rows:
-            parts.append(Text(title, style="bold"))
-            parts += [Text(f"  {row}") for row in rows]
-    return Group(*parts)
-
-
-def _head(report: Report) -> Text:
-    flops = ", ".join(f"{n:,} {name}" for name, n in sorted(report.total_flops.items())) or "none"
-    return Text(
-        f"{report.kernel} on grid {report.grid}, block {report.block}: {report.blocks:,} blocks "
-        f"ran, {report.barriers:,} barriers, {report.shared_bytes:,} bytes of shared memory a "
-        f"block, {report.local_bytes:,} bytes of local arrays a thread\n"
-        f"floating-point operations: {flops}\n"
-        "source-level: the compiler may merge, move or drop loads; `beside_hardware` shows what a "
-        "GPU counted" + "".join(f"\n{one}" for one in report.sampled)
-    )
-
-
-def _number(value: int) -> str:
-    return f"{value:,}" if value else "-"
-
-
-def _memory_table(report: Report) -> Table:
-    table = Table(title="Warp instructions by memory", title_justify="left", box=None)
-    table.add_column("memory")
-    for name in ("issued", "bytes", "sectors", "ideal", "passes", "conflicts", "partial"):
-        table.add_column(name, justify="right", no_wrap=True)
-    keys = {
-        (e.memory.space, e.memory.name, e.site.operation, e.site.traffic) for e in report.entries
-    }
-    for space, array, operation, traffic in sorted(keys):
-        count = report.count(space, operation, array, traffic=traffic)
-        numbers = (
-            count.instructions,
-            count.bytes,
-            count.sectors,
-            count.ideal_sectors,
-            count.passes,
-            count.conflicts,
-            count.partial,
-        )
-        named = array if space in array.split() else f"{space} {array}"
-        label = escape(f"{named} {operation} {traffic}".rstrip())
-        table.add_row(label, *map(_number, numbers))
-    return table
-
-
-def _line_table(report: Report, top: int) -> Table:
-    table = Table(title="Dearest lines", title_justify="left", box=None)
-    for name in ("line", "sectors", "passes", "conflicts"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("source")  # the one that gives way in a narrow terminal
-    for place, count in list(report.lines().items())[:top]:
-        table.add_row(
-            str(place.line),
-            _number(count.sectors),
-            _number(count.passes),
-            _number(count.conflicts),
-            escape(place.text),
-        )
-    return table
 
 
 def advice(report: Report) -> list[str]:
@@ -92,7 +23,8 @@ def advice(report: Report) -> list[str]:
 
     Then local arrays that cannot be registers, and shared memory that few GPUs let it declare.
     """
-    found = [remark for entry in report.entries if (remark := _remark(entry))]
+    several = len({entry.site.place.file for entry in report.entries}) > 1
+    found = [remark for entry in report.entries if (remark := _remark(entry, several))]
     ordered = [text for _, text in sorted(found, key=lambda one: -one[0])]
     if report.static_shared_bytes > MOST_STATIC_BYTES:
         ordered.append(
@@ -101,15 +33,21 @@ def advice(report: Report) -> list[str]:
             f"{MOST_STATIC_BYTES:,}, the rest must be dynamic: cuda.shared.array(0, dtype)"
         )
     return ordered + [
-        f"local memory: line {place.line} ({place.text}) indexes a local array by what is not "
+        f"local memory: {_named(place, several)} indexes a local array by what is not "
         "constant once loops are unrolled, so the array cannot stay in registers"
         for place in report.run_time_indices
     ]
 
 
-def _remark(entry: Entry) -> tuple[int, str] | None:
+def _named(place: Place, several: bool) -> str:
+    """A line and its text; with the name of its file, where a report has lines of several."""
+    file = Path(shown_file(place)).name if several else ""
+    return f"line {place.line}{f' of {file}' if file else ''} ({place.text})"
+
+
+def _remark(entry: Entry, several: bool) -> tuple[int, str] | None:
     """What the accesses of a position cost too much, and in words; None if they do not."""
-    count, line = entry.count, f"line {entry.site.place.line} ({entry.site.place.text})"
+    count, line = entry.count, _named(entry.site.place, several)
     name, each = entry.memory.name, count.instructions
     if count.sectors >= 2 * count.ideal_sectors > 0:
         text = f"uncoalesced: {line} takes {count.sectors / each:.1f} sectors of {name} an "
