@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json as json_module
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import groupby
 from typing import Annotated
 
 import typer
+
+SOURCES = "Sources: 0 is a long popular tutorial, by its sections; 1 is a short card."
+EXAMPLES = f"""\b
+Examples:
+  flash-numba claims
+  flash-numba claims --topic misconceptions
+  flash-numba claims C20 M01
+  flash-numba claims --json
+
+{SOURCES}
+"""
 
 
 def claims_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Claims to tell in full, such as C20.", metavar="NAME"),
+        typer.Argument(
+            help="Claims to tell in full, such as C20. (default: all, briefly)", metavar="NAME"
+        ),
     ] = None,
     topic: Annotated[
         str | None,
@@ -33,15 +48,22 @@ def claims_command(
     from .claims import CLAIMS, TOPICS, ledger
     from .options import exclude
     from .viewer.glyphs import print_in_own_letters
+    from .waiting import waiting
 
     exclude("--topic", topic is not None, "names of claims", bool(names))
     if topic is not None:
         one_of("topic", topic, TOPICS)
-    if names:
-        chosen = [CLAIMS[one_of("claim", name.upper(), sorted(CLAIMS))] for name in names]
-        rows = [(claim, claim.check()) for claim in chosen]
-    else:
-        rows = list(ledger(topic))
+    for name in names or ():
+        if name.upper() not in CLAIMS:
+            raise ValueError(
+                f"claim must be one of {_ranges(CLAIMS)}, which `flash-numba claims` lists; "
+                f"got {name!r}"
+            )
+    with waiting("counting and measuring what is claimed"):
+        if names:
+            rows = [(CLAIMS[name.upper()], CLAIMS[name.upper()].check()) for name in names]
+        else:
+            rows = list(ledger(topic))
     if json:
         for claim, found in rows:
             plain = {**asdict(claim), **asdict(found)}
@@ -49,6 +71,12 @@ def claims_command(
             print(json_module.dumps(plain, ensure_ascii=False))
         return
     print_in_own_letters(_full(rows) if names else _table(rows))
+
+
+def _ranges(names: Iterable[str]) -> str:
+    """The first and the last name of each letter: "C01 to C95, M01 to M10"."""
+    of_letter = [list(own) for _, own in groupby(sorted(names), key=lambda name: name[0])]
+    return ", ".join(f"{own[0]} to {own[-1]}" for own in of_letter)
 
 
 def _full(rows):
@@ -64,6 +92,8 @@ def _full(rows):
             Text(f"  exactly: {found.exact}"),
             Text(f"  measured: {found.measured}"),
         ]
+    if any(claim.source for claim, _ in rows):
+        parts.append(Text(SOURCES, style="dim"))
     return Group(*parts)
 
 

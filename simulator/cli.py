@@ -14,6 +14,7 @@ import typer.core
 
 from .bench.cli import EXAMPLES as BENCH_EXAMPLES
 from .bench.cli import bench
+from .claims_cli import EXAMPLES as CLAIMS_EXAMPLES
 from .claims_cli import claims_command
 from .trace_cli import EXAMPLES as TRACE_EXAMPLES
 from .trace_cli import trace_command
@@ -234,7 +235,7 @@ def _progress(jobs: list):
 
 app.command("trace", epilog=TRACE_EXAMPLES)(trace_command)
 app.command(epilog=BENCH_EXAMPLES)(bench)
-app.command("claims")(claims_command)
+app.command("claims", epilog=CLAIMS_EXAMPLES)(claims_command)
 
 
 @app.command(

@@ -14,8 +14,10 @@ from simulator.claims.algorithm import right_gradient
 from simulator.claims.claim import UNCHECKABLE, UNMEASURED, claim
 from simulator.claims.evidence import Attention, form, off_by
 from simulator.claims.memory import held
+from simulator.claims_cli import SOURCES
 from simulator.cli import app
 from simulator.hardware import A100, H100, roofline
+from simulator.waiting import waiting
 
 ROWS = {one.name: (one, found) for one, found in ledger()}
 
@@ -193,6 +195,10 @@ def test_command_tells_a_claim_in_full():
     assert "C20 (source 0 §2.2): HBM accesses fall" in text
     assert "exactly: Θ(N²d²/M) (Theorem 2)" in text
     assert "M01: Q, K and V are each loaded once." in text
+    assert SOURCES in text
+    assert SOURCES not in " ".join(run("M01").split())
+    documents = {claim.source.split()[0].strip(",") for claim in CLAIMS.values() if claim.source}
+    assert documents == set(re.findall(r"(\d) is a", SOURCES))
 
 
 def test_command_prints_json():
@@ -204,7 +210,7 @@ def test_command_prints_json():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["C96"], "claim must be one of"),
+        (["C96"], "claim must be one of C01 to C95, M01 to M10, which `flash-numba claims` lists"),
         (["--topic", "weather"], "topic must be one of memory"),
         (["C01", "--topic", "memory"], "cannot go with"),
     ],
@@ -213,3 +219,11 @@ def test_command_refuses(arguments, message):
     result = CliRunner().invoke(app, ["claims", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_person_sees_that_claims_are_checked(monkeypatch, capsys):
+    for terminal in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", terminal)
+        with waiting("counting"):
+            pass
+        assert ("counting" in capsys.readouterr().err) == bool(terminal)

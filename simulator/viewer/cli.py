@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from .session import Saved, Session
-
+from ..waiting import waiting
 
 EXAMPLES = """\b
 Examples:
@@ -183,7 +181,8 @@ def step(
         source = sources.session(input, demo, given, options, window, gpu)
         key = (program, direction, options["head"] or 0)
     glyphs = ASCII if ascii else for_encoding(getattr(sys.stdout, "encoding", None))
-    loaded = _recorded(source, key)
+    with waiting(f"recording {key[0]} {key[1]}"):
+        loaded = source.run(*key)
     for condition in conditions:
         condition.events(loaded.replay)
     event = 0 if start is None else place(start, loaded.replay)
@@ -201,17 +200,6 @@ def step(
             print_comparison(source, direction)
     else:
         show.run(event)
-
-
-def _recorded(source: Session | Saved, key: tuple[str, str, int]):
-    """The run; a sign of life while it is recorded, if a person is there to see it."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return source.run(*key)
-    with console.status(f"recording {key[0]} {key[1]}"):
-        return source.run(*key)
 
 
 def _check_save(path: str) -> None:
