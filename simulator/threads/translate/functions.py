@@ -148,7 +148,7 @@ class Functions:
         self.run_time_indices += run_time_indices(analysis)
         code = analysis.function.__code__
         rewriter = FlowRewriter(analysis, self)
-        self.sources.function(analysis.function, analysis.body)
+        self.sources.function(analysis.function, analysis.written)
         name = code.co_name.strip("<>")
         node = rewriter.function(name)
         module = ast.fix_missing_locations(ast.Module([node], []))

@@ -11,9 +11,10 @@ import types
 
 from ..errors import fail
 from .calls import Calls
-from .kinds import ANY, NONE, Kind, bounded, join, of_operation
+from .kinds import ANY, NONE, Kind, bounded, join, of_operation, type_name
 from .link import names_of
 from .source import definition
+from .versions import plain, versioned
 
 ALLOWED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr)
 ALLOWED += (ast.Return, ast.Break, ast.Continue, ast.Pass, ast.Assert)
@@ -40,6 +41,12 @@ class Analysis(Calls):
     function : Python function
     kinds : tuple of Kind
         One a parameter.
+
+    Attributes
+    ----------
+    written, body : list of ast.stmt
+        The statements as they are written, and with versions of variables that hold numbers of
+        several types (`versions`).
     """
 
     def __init__(self, functions, function: types.FunctionType, kinds: tuple[Kind, ...]):
@@ -50,28 +57,35 @@ class Analysis(Calls):
         self.parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         if node.args.vararg:
             raise self.unsupported(node, "a parameter with a star")
-        self.body: list[ast.stmt] = (
+        self.written: list[ast.stmt] = (
             [ast.copy_location(ast.Return(node.body), node.body)]
             if isinstance(node, ast.Lambda)
             else node.body
         )
+        self.is_kernel = False
+        self._find(self.written, kinds)
+        known: set[str] = set()
+        while self._mixed - known:
+            known |= self._mixed
+            self._find(versioned(self.written, known, self.parameters), kinds)
+        self._refuse()
+
+    def _find(self, body: list[ast.stmt], kinds):
+        """Find the kinds in `body`, and names in it that hold numbers of several types."""
+        self.body = body
         self.env: dict[str, Kind] = dict(zip(self.parameters, kinds, strict=True))
-        self.variables = set(self.parameters) | _assigned(self.body)
+        self.variables = set(self.parameters) | _assigned(body)
         self.returns: Kind | None = None
         self.varying_loops: set[ast.AST] = set()
         self.early_return = False
-        self.is_kernel = False
         self._divergent = False
         self._loops: list[ast.AST] = []
-        self._run()
-
-    def _run(self):
+        self._mixed: set[str] = set()
         for _ in range(40):
             before = (dict(self.env), self.returns, len(self.varying_loops))
             self._statements(self.body)
             if before == (self.env, self.returns, len(self.varying_loops)):
                 break
-        self._refuse()
 
     def _refuse(self):
         """What Numba's CUDA target does not compile is an error here, too."""
@@ -147,6 +161,9 @@ class Analysis(Calls):
                 kind = kind._replace(uniform=False)
             old = self.env.get(target.id)
             new = kind if old is None else join(old, kind)
+            types = {type_name(old or kind), type_name(kind)}
+            if len(types) > 1 and "" not in types and plain(target.id) == target.id:
+                self._mixed.add(target.id)
             grows = old is not None and new.bits > old.bits
             self.env[target.id] = bounded(new) if grows else new
         elif isinstance(target, ast.Tuple | ast.List):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from typing import Any, NamedTuple
 
-from ..scalars import dtype_name
+import numpy as np
+
+from ..scalars import dtype_name, numpy_dtype
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("bool", "int")
 NUMBERS = {*FLOATS, *INTEGERS, "unsigned"}
-DTYPES = ("", "uint8", "uint16", "uint32", "uint64")
 INDEX_ROOTS = {"threadIdx": False, "blockIdx": True, "blockDim": True, "gridDim": True}
 """Index objects of ``cuda``, and whether they are the same for all threads of a block."""
 
@@ -105,24 +106,23 @@ def wider_float(a: Kind, b: Kind) -> str:
     return "float32" if names == {"float16", "float32"} else "float64"
 
 
+def type_name(kind: Kind) -> str:
+    """Name of a number's type, as `scalars.CASTS` has it; "" of what is no number."""
+    if kind.name not in NUMBERS:
+        return ""
+    return (kind.dtype or "int64") if kind.name in ("int", "unsigned") else kind.name
+
+
 def wider(a: Kind, b: Kind) -> Kind:
-    """Kind to which Numba converts two scalars that meet in a variable or a choice."""
-    uniform, bits, names = a.uniform and b.uniform, max(a.bits, b.bits), {a.name, b.name}
-    if a.name == b.name:
-        same = a.dtype == b.dtype
-        if a.name == "unsigned" and not same:
-            return Kind("unsigned", uniform, dtype=max(a.dtype, b.dtype, key=DTYPES.index))
-        return Kind(a.name, uniform, dtype=a.dtype if same else "", bits=bits)
+    """Kind to which Numba converts two scalars that meet in a variable or a choice: NumPy's."""
+    uniform, names = a.uniform and b.uniform, {a.name, b.name}
     if not names <= NUMBERS:
-        return Kind("any", uniform)
-    if names <= {*INTEGERS}:
-        return Kind("int", uniform, bits=bits)
-    if names & {*FLOATS}:
-        return Kind(wider_float(a, b), uniform)
-    unsigned = (a if a.name == "unsigned" else b).dtype
-    if "bool" in names:
-        return Kind("unsigned", uniform, dtype=unsigned)
-    return Kind("float64" if unsigned == "uint64" else "int", uniform)
+        same = a.name == b.name
+        return Kind(a.name if same else "any", uniform, dtype=a.dtype * (a.dtype == b.dtype))
+    promoted = np.promote_types(*(numpy_dtype(type_name(one)) for one in (a, b)))
+    kind = number(dtype_name(promoted), uniform)
+    bits = max(2 if one.name == "bool" else one.bits for one in (a, b))
+    return kind._replace(bits=bits) if a.name == b.name == "int" else kind
 
 
 def join(a: Kind | None, b: Kind | None) -> Kind:

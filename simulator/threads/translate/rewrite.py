@@ -16,7 +16,7 @@ from ..log import Site
 from ..mathematics import BUILTINS
 from ..scalars import CASTS
 from .infer import Analysis
-from .kinds import FLOATS, INDEX_ROOTS, INTEGERS, NUMBERS, Kind
+from .kinds import FLOATS, INDEX_ROOTS, INTEGERS, NUMBERS, Kind, type_name
 
 ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides", "T")
 """Of arrays, that kernels may read."""
@@ -195,11 +195,17 @@ class Rewriter(ast.NodeTransformer):
             return ast.Attribute(self._local_view(node.value, kind), node.attr, ast.Load())
         return self.generic_visit(node)
 
-    def converted(self, node, kind: Kind, wanted: str):
+    def converted(self, node, kind: Kind, wanted: Kind):
         """Rewritten `node`, of `kind`, as `wanted` where Numba would convert it."""
-        if wanted in CONVERTED and kind.name in NUMBERS and kind.name != wanted:
-            return call(self.bind(CASTS[wanted], wanted), node)
-        return node
+        if kind.name not in NUMBERS or type_name(kind) == type_name(wanted):
+            return node
+        if wanted.name in CONVERTED or wanted.name == "unsigned":
+            name = type_name(wanted)
+        elif (kind.name, wanted.name) == ("unsigned", "int"):
+            name = "int64"
+        else:  # a signed integer or truth that stays one
+            return node
+        return call(self.bind(CASTS[name], name), node)
 
     def visit_IfExp(self, node):
         """A conditional expression, its arms of one type."""
@@ -207,7 +213,7 @@ class Rewriter(ast.NodeTransformer):
         if truth is not None:
             return self.visit(node.body if truth else node.orelse)
         kinds = self.kind(node.body), self.kind(node.orelse)
-        wanted = self.kind(node).name
+        wanted = self.kind(node)
         parts = not self.kind(node.test).uniform and self.touches(node.body, node.orelse)
         test = self.visit(node.test)
         body, orelse = (

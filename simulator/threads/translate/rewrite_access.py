@@ -123,7 +123,7 @@ class AccessRewriter(NumberRewriter):
 
     def _assign(self, target, value, kind, node) -> list[ast.stmt]:
         if isinstance(target, ast.Name):
-            wanted = self.analysis.env[target.id].name
+            wanted = self.analysis.env[target.id]
             return [self._set_name(target.id, self.converted(value, kind, wanted), node)]
         if isinstance(target, ast.Subscript):
             return [self.store(target, value, kind)]
@@ -168,7 +168,7 @@ class AccessRewriter(NumberRewriter):
         old = self.analysis.env[target.id]
         total = ast.copy_location(ast.BinOp(load(target.id), node.op, self.visit(node.value)), node)
         value = self._operation(total, old, kind)
-        value = self.converted(value, of_operation(node.op, old, kind), old.name)
+        value = self.converted(value, of_operation(node.op, old, kind), old)
         return self._set_name(target.id, value, node)
 
     def _with_simple_index(self, target, node):

@@ -11,6 +11,7 @@ from ..scalars import CASTS
 from .kinds import FLOATS
 from .rewrite import call, load
 from .rewrite_access import AccessRewriter
+from .versions import plain
 
 
 def is_hint(operation) -> bool:
@@ -93,6 +94,11 @@ class CallRewriter(AccessRewriter):
         if name == "len" and self.kind(node.args[0]).name == "local":
             return ast.Constant(self.kind(node.args[0]).shape[0])
         new = self._plain(node, self.bind(BUILTINS[name], name))
+        if name in ("max", "min"):
+            wanted = self.kind(node)
+            kinds = map(self.kind, node.args)
+            pairs = zip(new.args, kinds, strict=True)
+            new.args = [self.converted(one, kind, wanted) for one, kind in pairs]
         return self.negated(new, self.kind(node.args[0])) if name == "abs" else new
 
     def _call_function(self, node, function):
@@ -174,4 +180,4 @@ class CallRewriter(AccessRewriter):
             for target in one.targets
             if isinstance(target, ast.Name)
         ]
-        return names[0] if names else f"line {node.lineno}"
+        return plain(names[0]) if names else f"line {node.lineno}"

@@ -161,6 +161,8 @@ class FlowRewriter(CallRewriter):
             place = self.analysis.place(node)
             raise fail("unsupported", "a kernel returns nothing: Numba refuses a value", place)
         value = self.visit(node.value) if node.value else None
+        if value is not None and self.analysis.returns is not None:
+            value = self.converted(value, self.kind(node.value), self.analysis.returns)
         if self._own_place:
             value = call("_leave", load(self._own_place), value or ast.Constant(None))
         if self.analysis.is_kernel:

@@ -29,7 +29,7 @@ class NumberRewriter(Rewriter):
 
     def _operation(self, node, a: Kind, b: Kind):
         if {a.name, b.name} <= NUMBERS and (a.name in FLOATS) != (b.name in FLOATS):
-            wanted = of_operation(node.op, a, b).name
+            wanted = of_operation(node.op, a, b)
             if a.name not in INTEGERS:  # NumPy's floats take on signed ones by themselves
                 node.left = self.converted(node.left, a, wanted)
             if b.name not in INTEGERS:
