@@ -88,6 +88,7 @@ class Team:
                     self._hang()
         except KernelError:
             if self.runtime.suspects:
+                self.runtime.cut()
                 self._meet()
             raise
         self._meet()

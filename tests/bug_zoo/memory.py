@@ -160,6 +160,15 @@ def uninitialised_local_of_three_axes(x, y):
     y[cuda.threadIdx.x] = r[1, 2, 3] + r[1, 0, 2]
 
 
+@bug("uninitialised read", "while y[0] != 5:")
+@cuda.jit
+def loop_on_what_nobody_wrote(x, y):
+    """That is said, rather than that the loop does not end."""
+    while y[0] != 5:
+        pass
+    x[0] = 1
+
+
 @bug("uninitialised read", "y[i] += x[i]")
 @cuda.jit
 def output_read_before_written(x, y):
