@@ -40,6 +40,11 @@ class Task(NamedTuple):
     problem: Problem
     direction: str
 
+    def __str__(self) -> str:
+        (rung, problem, direction), mask = self, "causal" if self.problem.causal else "full"
+        sizes = f"D={problem.head_dim} N={problem.seqlen_q}"
+        return f"{rung.label} {direction} {problem.dtype} {sizes} {mask}"
+
 
 class Wanted(NamedTuple):
     """A kernel to compile: number `number` of those that a task launches."""
@@ -128,11 +133,10 @@ def _compile(wanted: Wanted) -> str:
     from .kernels.offline import pretend
     from .launch import keep_kernel
 
-    (rung, problem, direction), start = wanted.task, time.perf_counter()
+    start = time.perf_counter()
     with pretend(wanted.cc):
         dispatcher, signature = noted(wanted.task)[wanted.number]
-        name = f"{rung.label} {direction} {problem.dtype} D={problem.head_dim}"
-        name = f"{dispatcher.py_func.__name__}, {name}"
+        name = f"{dispatcher.py_func.__name__}, {wanted.task}"
         try:
             new = keep_kernel(wanted.key, dispatcher, signature)
         except Exception as error:

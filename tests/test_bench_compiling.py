@@ -8,11 +8,14 @@ from test_cli import invoke
 
 pytest.importorskip("numba_cuda")
 
+import cuda.pathfinder
+
 from flash_numba import ahead, kernel_store, ladder, launch, packing
 from flash_numba.kernels.offline import pretend
 from flash_numba.ladder import Gpu
 from simulator.bench.cells import Options
 from simulator.bench.compiling import tasks
+from simulator.installation import install_extra
 
 H200 = Gpu("NVIDIA H200", (9, 0))
 SMALL = ("--tokens", "512", "--hidden", "128", "--seqlen", "256", "--seqlen", "512")
@@ -71,6 +74,7 @@ def compiled(monkeypatch):
         return True
 
     monkeypatch.setattr(launch, "keep_kernel", keep)
+    monkeypatch.setattr(cuda.pathfinder, "load_nvidia_dynamic_lib", lambda name: None)
     monkeypatch.setattr(ahead, "ProcessPoolExecutor", lambda jobs, _: ThreadPoolExecutor(1))
     return found
 
@@ -83,7 +87,10 @@ def test_each_kernel_is_compiled_once(compiled):
     assert sorted(compiled[:2]) == ["delta_pass", "flash2_backward"]
     assert compiled[2:] == ["flash2_forward"]
     ways = ("backward", "backward", "forward")
-    begun = [f"{name}, flash2 {way} fp32 D=64: " for name, way in zip(compiled, ways, strict=True)]
+    begun = [
+        f"{name}, flash2 {way} fp32 D=64 N=256 full: "
+        for name, way in zip(compiled, ways, strict=True)
+    ]
     lines = run.stderr.splitlines()
     assert [line[: len(start)] for line, start in zip(lines, begun, strict=True)] == begun
 
@@ -97,8 +104,32 @@ def test_a_kernel_that_does_not_compile_is_told(monkeypatch, compiled):
     run = invoke("bench", *SMALL, *chosen, "--compile", "2", "--compile-for", "8.0")
     assert run.exit_code == 1
     assert (
-        "flash2_forward, flash2 forward fp32 D=64: failed, RuntimeError: ptxas fatal" in run.stderr
+        "flash2_forward, flash2 forward fp32 D=64 N=256 full: failed, RuntimeError: ptxas fatal"
+        in run.stderr
     )
+
+
+def test_variants_of_a_kernel_are_told_apart(compiled):
+    """What a line names, but for the time, is of one kernel; hopper's tiles depend on N too."""
+    chosen = "--rung", "flash2", "--rung", "hopper", "--dtype", "fp32", "--dtype", "fp16"
+    run = invoke("bench", *chosen, "--compile", "2", "--compile-for", "9.0")
+    assert run.exit_code == 0, run.output
+    named = [line.partition(":")[0] for line in run.stderr.splitlines()]
+    assert len(set(named)) == len(named) == len(compiled) > 30
+    assert {line.rpartition(" ")[2] for line in named} == {"full", "causal"}
+
+
+def test_without_the_toolkit_it_says_what_brings_it(monkeypatch, compiled):
+    def lost(name):
+        raise cuda.pathfinder.DynamicLibNotFoundError(f'Failure finding "lib{name}.so"')
+
+    monkeypatch.setattr(cuda.pathfinder, "load_nvidia_dynamic_lib", lost)
+    run = invoke("bench", *SMALL, "--compile", "1", "--compile-for", "9.0")
+    assert run.exit_code == 2
+    assert run.stderr.startswith("error: compiling kernels needs nvrtc, nvvm of the CUDA toolkit")
+    assert run.stderr.endswith(f"{install_extra('cu13')}\n")
+    assert run.stderr.count("\n") == 1
+    assert not compiled
 
 
 def test_which_gpu_must_be_known(monkeypatch):

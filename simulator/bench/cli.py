@@ -117,10 +117,11 @@ def compile_only(options, jobs: int, capability: str | None) -> None:
     from flash_numba.ahead import compile_all, gpu_to_compile_for
     from flash_numba.checks import whole
 
-    from .compiling import tasks
+    from .compiling import check_toolkit, tasks
 
     whole("compile", jobs, 1, 1024)
     gpu, failed = gpu_to_compile_for(capability), False
+    check_toolkit()
     for line in compile_all(tasks(options, gpu), gpu.compute_capability, jobs):
         print(line, file=sys.stderr)
         failed |= ": failed, " in line
