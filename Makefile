@@ -31,7 +31,7 @@ test: $(DEV_STAMP) lint
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --level error --pythonpath $(BIN)/python
 	$(BIN)/codespell $(SOURCES) $(wildcard *.md docs Makefile pyproject.toml environment.yml)
 
 format: $(DEV_STAMP)

@@ -297,6 +297,21 @@ def test_the_import_check_sees_what_it_should(tmp_path, monkeypatch):
     ]
 
 
+def test_types_hold_without_torch(tmp_path):
+    """`make test` installs none: its type checker knows nothing of what torch's decorators make."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    (installed,) = (Path(one) for one in sys.path if Path(one, "numpy").is_dir())
+    for one in installed.iterdir():
+        if not one.name.startswith(("torch", "functorch")):
+            (packages / one.name).symlink_to(one)
+    command = [sys.executable, "-m", "pyright", "--pythonpath", tmp_path / "bin/python"]
+    found = subprocess.run(
+        [*command, "--level", "error", ROOT / "flash_numba/interop"], capture_output=True, text=True
+    )
+    assert "0 errors" in found.stdout, found.stdout
+
+
 def test_wheel_ships_the_data_and_both_packages(tmp_path):
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
     subprocess.run([*build, "--directory", tmp_path], cwd=ROOT, check=True, capture_output=True)

@@ -7,7 +7,7 @@ their numbers in a table of this process.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -180,7 +180,12 @@ _BACKWARD_SCHEMA = (
 )
 
 
-@torch.library.custom_op("flash_numba::attention", mutates_args=(), schema=_FORWARD_SCHEMA)
+def _custom_op(name: str, schema: str) -> Callable[[Callable], Any]:
+    """`torch.library.custom_op`, whose ops a type checker without torch takes for functions."""
+    return torch.library.custom_op(name, mutates_args=(), schema=schema)
+
+
+@_custom_op("flash_numba::attention", _FORWARD_SCHEMA)
 def forward(q, k, v, *arguments):
     """O and lse; behind v as in `_Arguments`."""
     call = _Arguments(*arguments)
@@ -194,9 +199,7 @@ def _(q, k, v, *arguments):
     return o, q.new_empty((*batch, num_heads, seqlen_q), dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "flash_numba::attention_backward", mutates_args=(), schema=_BACKWARD_SCHEMA
-)
+@_custom_op("flash_numba::attention_backward", _BACKWARD_SCHEMA)
 def backward(needs, do, dlse, o, lse, q, k, v, *arguments):
     """Gradients of those of `attention.NEEDS` that `needs` has True for."""
     call = _Arguments(*arguments)
