@@ -88,3 +88,37 @@ def test_blocks_that_load_one_box_at_once_ask_l2_for_less():
 def test_a_line_takes_the_sectors_that_it_touches():
     assert [bulk_sectors(0, 64), bulk_sectors(16, 64), bulk_sectors(48, 128)] == [2, 3, 5]
     assert [bulk_sectors(16, 16), bulk_sectors(0, 16), bulk_sectors(96, 32)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "load", "store", "beside"])
+def test_a_copy_is_one_instruction_and_touches_what_lies_within_its_tensor(kind):
+    """Instructions are those of a GPU; sectors are gathered element by element."""
+    for case, counters in BY_KIND[kind]:
+        if case.rows > 8 and not (kind == "beside" and case.column):
+            continue
+        kernel, shared_bytes = program.kernel_of(case)
+        given, operation = array_of(case), "store" if case.direction == "store" else "load"
+        run = trace(kernel, check=False)[program.BLOCKS, 32, 0, shared_bytes]
+        report = run(*program.arguments(case, given))
+        found = report.count("global", operation, traffic="bulk")
+        shared = report.count("shared", "load" if operation == "store" else "store", traffic="bulk")
+        short = "st" if operation == "store" else "ld"
+        executed = counters[f"smsp__inst_executed_op_tma_{short}.sum"]
+        assert shared.instructions == shared.lanes == executed, case
+        size = sectors = copies = 0
+        for block in range(program.BLOCKS):
+            places = bytes_of_copy(case, given, case.first + block * case.step)
+            size, copies = size + len(places), copies + bool(places)
+            sectors += len({place // SECTOR_BYTES for place in places})
+        assert (found.instructions, found.bytes, found.sectors) == (copies, size, sectors), case
+
+
+def bytes_of_copy(case, array, row):
+    """Places, from a sector's first byte on, of the bytes that a block's copy touches."""
+    if not case.tensor:
+        return range(4 * row, 4 * (row + case.columns))
+    seqlen, heads, columns, skipped = program.TENSORS[case.tensor]
+    first = np.arange(row, min(row + case.rows, seqlen))[:, None] * heads + program.HEAD
+    column = np.arange(case.column, min(case.column + case.columns, columns))
+    elements = skipped + first * columns + column
+    return [2 * one + half for one in elements.ravel().tolist() for half in (0, 1)]

@@ -12,10 +12,11 @@ pytest.importorskip("greenlet")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import hopper_instructions as program
+from rich.console import Console
 
 from flash_numba.device.hopper.layouts import SwizzledTile, matrix_descriptor
 from flash_numba.problem import DTYPES
-from simulator.threads import trace
+from simulator.threads import trace, warp
 
 NAMES = "lines", "copy", "sums", "out"
 
@@ -24,8 +25,8 @@ def traced(dtype, panel, numbers):
     given = program.operands(dtype, panel, numbers)
     shared = 2 * program.DEPTH * (program.ROWS + 2 * program.KEYS)
     kernel = program.make_products(dtype, panel)
-    trace(kernel)[1, 128, 0, shared](*program.arguments(given, panel))
-    return given
+    report = trace(kernel)[1, 128, 0, shared](*program.arguments(given, panel))
+    return given, report
 
 
 def matrix(parts):
@@ -41,7 +42,7 @@ def matrix(parts):
 @pytest.mark.parametrize("case", program.CASES, ids=lambda case: "-".join(map(str, case)))
 def test_emulation_is_the_definition(case):
     dtype, panel, numbers = case
-    given = traced(*case)
+    given, _ = traced(*case)
     A = np.zeros((64, 64))
     stored = given["a"].view(DTYPES[dtype])[0, :, 0].astype(np.float64)
     A[3:53] = stored  # the box begins three rows above the tensor and ends below it
@@ -58,6 +59,28 @@ def test_emulation_is_the_definition(case):
     row, column = np.indices((64, 64))
     lines = given["lines"].view(DTYPES[dtype]).astype(np.float64)
     assert np.array_equal(lines[tile.place(row, column)], A)
+
+
+@pytest.mark.parametrize("panel", [64, 32])
+def test_instructions_are_those_of_the_source(panel):
+    """A copy of a panel is one, by one thread; each of a warpgroup's warps executes its wgmma."""
+    _, report = traced("fp16", panel, "integers")
+    depth, keys, panels = program.DEPTH, program.KEYS, program.DEPTH // panel
+    for name, rows in (("a", program.A_ROWS), ("b", keys), ("c", keys)):
+        load = report.count("global", "load", f"{name}_map[0]")
+        assert (load.instructions, load.lanes, load.partial) == (panels,) * 3
+        assert load.bytes == 2 * rows * depth == 32 * load.sectors == 32 * load.ideal_sectors
+    arrived = report.count("shared", "store", traffic="bulk")
+    assert (arrived.instructions, arrived.passes) == (3 * panels, 0)
+    assert arrived.bytes == 2 * depth * (program.ROWS + 2 * keys)
+    products = report.count("shared", "load", traffic="wgmma")
+    steps, more = depth // 16, keys // 16  # S = A B^T with A in shared memory, O += P C without P
+    assert products.instructions == 4 * (steps + more)
+    assert products.lanes == 32 * products.instructions
+    assert products.bytes == 2 * 16 * (steps * (program.ROWS + keys) + more * depth)
+    assert (products.passes, products.partial) == (0, 0)
+    warps = [e.warps for e in report.entries if e.site.traffic == "wgmma"]
+    assert warps == [frozenset(range(4))] * len(warps)
 
 
 def test_swizzle_by_hand():
@@ -106,7 +129,7 @@ def test_descriptor_refuses(sizes, message):
 def test_emulation_is_what_the_gpu_does(case):
     measured = np.load(program.RESULTS)
     given, got = (
-        traced(*case),
+        traced(*case)[0],
         {name: measured[f"{' '.join(map(str, case))} {name}"] for name in NAMES},
     )
     assert np.array_equal(given["lines"], got["lines"])
@@ -118,3 +141,13 @@ def test_emulation_is_what_the_gpu_does(case):
     C = given["c"].view(dtype)[0, :, 0].astype(np.float64)
     P = matrix(got["sums"]).astype(np.float32).astype(dtype).astype(np.float64)
     assert np.abs(1 + P @ C - matrix(got["out"])).max() <= 16 * budget
+
+
+def test_a_bulk_copy_has_no_lanes_to_show():
+    _, report = traced("fp16", 64, "integers")
+    (load,) = (e for e in report.entries if e.memory.name == "b_map[0]")
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(warp(report, load.site.place.line, "b_map[0]"))
+    assert "load of 4,096 bytes an instruction, global b_map[0]" in capture.get()
+    assert "bulk: lanes have no addresses of their own" in capture.get()

@@ -299,7 +299,8 @@ def test_bulk_copy_across_a_barrier():
     x, y = vector(128), empty(32)
     report = trace(bulk_copy)[1, 32](x, y, True)
     np.testing.assert_array_equal(y, x[:32])
-    assert report.count("global", traffic="bulk").bytes == 512
+    copied = report.count("global", traffic="bulk")
+    assert (copied.instructions, copied.lanes, copied.bytes, copied.sectors) == (1, 1, 512, 16)
     assert report.count("shared", traffic="bulk").passes == 0
     with pytest.raises(KernelError) as caught:
         trace(bulk_copy)[1, 32](x, y, False)

@@ -19,8 +19,8 @@ def emulated_by(emulate, traffic: str = "", **hooks) -> Any:
     """Decorator: a typing function as an intrinsic with its CPU twin `emulate`.
 
     `simulator.threads` says what `traffic` and the other `hooks` (`scope`, `fetch`, `put`,
-    `context`, `values`, `follows`, `flops`) mean. No address here depends on what an instruction
-    reads, so that `values` holds none unless given.
+    `context`, `values`, `follows`, `flops`, `instructions`) mean. No address
+    here depends on what an instruction reads, so that `values` holds none unless given.
     """
 
     def decorate(typing):

@@ -53,9 +53,11 @@ through attributes of the intrinsic:
     ``"cp.async.commit_group"``, ``"cp.async.wait_group"`` (its first operand says how many groups
     may stay under way) and ``"cp.async.wait_all"`` close groups and wait. ``"bulk"`` and
     ``"wgmma"``, like ``"cp.async"``, do not go through the load/store unit: no passes over shared
-    memory. ``"ldmatrix"`` and ``"stmatrix"`` are counted like loads and stores, but their
-    instructions apart. ``"acquire"`` and ``"release"``: loads and stores of an element (the first
-    two operands are array and index) that order threads of blocks that run at once
+    memory. All that `emulate` accesses in these two counts as one instruction of each warp that
+    takes part, or as ``operation.instructions`` of them: it must not wait in between, nor be helped
+    by `fetch` and `put`. ``"ldmatrix"`` and ``"stmatrix"`` are counted like loads and stores, but
+    their instructions apart. ``"acquire"`` and ``"release"``: loads and stores of an element (the
+    first two operands are array and index) that order threads of blocks that run at once
     (``trace(kernel, cluster=2)`` makes any kernel's blocks do so). Between other blocks races are
     then not looked for, as nowhere between blocks with ``cuda.threadfence``.
 ``operation.values``

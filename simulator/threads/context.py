@@ -264,7 +264,7 @@ class Context:
             First byte in global memory, and bytes.
         """
         runtime = self.runtime
-        if runtime.counting:
+        if runtime.counting and lines:
             sectors = sum(bulk_sectors(*line) for line in lines)
             runtime.moved[runtime.code(operation, size), array.memory] += sectors
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from .arrays import Memory
+from .engines import ENGINES, Call, accesses, counted
 from .errors import Place
-from .grouping import INACTIVE, Instructions
+from .grouping import INACTIVE, LANES, Instructions
 from .log import ATOMIC, NOWHERE, STORE, Log
 from .passes import (
     BANK_BYTES,
@@ -31,9 +32,9 @@ class Count:
     Attributes
     ----------
     instructions : int
-        Warp instructions (requests).
+        Warp instructions (requests). A bulk copy is one, a wgmma one of each of its four warps.
     lanes : int
-        Accesses of single threads.
+        Threads that take part, over all instructions. One of a bulk copy.
     bytes : int
         Bytes that those move.
     sectors, ideal_sectors : int
@@ -76,8 +77,8 @@ class Count:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-BYPASS = ("cp.async", "bulk", "wgmma")
-"""Traffic that reaches shared memory on ways of its own."""
+BYPASS = ("cp.async", *ENGINES)
+"""Traffic that reaches shared memory on ways of its own: no counter of passes has it."""
 
 COLUMNS = tuple(field.name for field in fields(Count))
 COUNTED = COLUMNS.index("counted_sectors")
@@ -132,11 +133,14 @@ class Counter:
                 self.worst[key] = other.worst[key]
 
     def add(self, instructions: Instructions, lanes_of_warp: np.ndarray) -> None:
-        """Count instructions; `lanes_of_warp` says how many threads each warp has."""
-        counted = self._copied(instructions)
+        """Count instructions; `lanes_of_warp` says how many threads each warp has.
+
+        Those that start an engine are counted apart (`add_calls`).
+        """
+        copied = self._copied(instructions)
         codes, addresses, warps = instructions
         addresses = np.where(addresses == NOWHERE, INACTIVE, addresses)
-        some = addresses.max(axis=1) >= 0
+        some = (addresses.max(axis=1) >= 0) & ~self._with_traffic(ENGINES)[codes]
         codes, addresses, warps = codes[some], addresses[some], warps[some]
         if not len(codes):
             return
@@ -156,14 +160,34 @@ class Counter:
                 rows = np.flatnonzero(shared & (store == stores) & (sizes == size))
                 table[5, rows], table[6, rows] = passes(addresses[rows], int(size), stores)
         self._take_turns(table, codes, addresses, shared)
-        table[5:7, shared & self._bypasses(codes)] = 0
+        table[5:7, shared & self._with_traffic(BYPASS)[codes]] = 0
         table[7] = active < lanes_of_warp[warps]
-        table[8] = np.where(counted[some] >= 0, counted[some], table[3])
+        table[8] = np.where(copied[some] >= 0, copied[some], table[3])
         first = self._first[memory_of]
         bases = np.array([memory.base for memory in self.memories])
         moved = (bases[memory_of] - bases[first])[:, None]
         addresses = np.where(addresses >= 0, addresses - moved, addresses)
         keys = codes * len(self.memories) + first
+        self._sum(keys, table, addresses, warps)
+
+    def add_calls(self, words: np.ndarray, calls: list[Call]) -> None:
+        """Count bulk copies and wgmma, whose accesses stand in the log."""
+        call_of, codes, addresses = accesses(words, calls)
+        memory_of = self._memory_of(addresses)
+        sizes, shared, _, _ = self._properties(codes, memory_of)
+        keys = codes * len(self.memories) + self._first[memory_of]
+        parts = counted(calls, call_of, keys, addresses, sizes, ~shared)
+        table = np.zeros((len(COLUMNS), len(parts.keys)), np.int64)
+        table[:5] = parts[1:6]
+        table[7] = parts.instructions * (parts.lanes < LANES * parts.instructions)
+        lanes = np.full((len(parts.keys), LANES), INACTIVE)
+        lanes[:, 0] = parts.first
+        self._sum(parts.keys, table, lanes, parts.warp)
+        for key, first, warps in zip(parts.keys.tolist(), parts.warp, parts.warps, strict=True):
+            self.warps[divmod(key, len(self.memories))].update(range(first, first + warps))
+
+    def _sum(self, keys, table, addresses, warps) -> None:
+        """Add a table of rows, each of an instruction; `keys` are numbers of (code, memory)."""
         unique, row_of = np.unique(keys, return_inverse=True)
         sums = np.zeros((len(unique), len(COLUMNS)), np.int64)
         for column in range(len(COLUMNS)):
@@ -172,8 +196,7 @@ class Counter:
         for key, total in zip(unique.tolist(), sums, strict=True):
             pair = divmod(key, len(self.memories))
             self.totals[pair] = self.totals.get(pair, 0) + total
-        for one in np.unique(keys * len(lanes_of_warp) + warps).tolist():
-            key, warp = divmod(one, len(lanes_of_warp))
+        for key, warp in np.unique(np.stack([keys, warps]), axis=1).T.tolist():
             self.warps.setdefault(divmod(key, len(self.memories)), set()).add(warp)
 
     def _take_turns(self, table, codes, addresses, shared) -> None:
@@ -196,13 +219,11 @@ class Counter:
     def _copied(self, instructions: Instructions) -> np.ndarray:
         """For asynchronous copies past L1, the sectors that are counted for loads; else -1.
 
-        A copy is a load and a store at one position: the n-th of a warp belong together. Bulk
-        copies are counted apart (`add_moved`).
+        A copy is a load and a store at one position: the n-th of a warp belong together.
         """
         codes, addresses, warps = instructions
         sites, stores = self.log.sites, {}
-        bulk = np.array([bool(site and site.traffic == "bulk") for site in sites])
-        counted = np.where(bulk[codes], 0, -1)
+        found = np.full(len(codes), -1)
         for code in np.unique(codes).tolist():
             site = sites[code]
             if site and site.traffic == "cp.async" and site.operation == STORE:
@@ -216,8 +237,8 @@ class Counter:
             loads = loads[np.argsort(warps[loads], kind="stable")]
             targets = targets[np.argsort(warps[targets], kind="stable")]
             if len(loads) == len(targets):
-                counted[loads] = copy_sectors(addresses[loads], addresses[targets])
-        return counted
+                found[loads] = copy_sectors(addresses[loads], addresses[targets])
+        return found
 
     def _memory_of(self, addresses):
         bases = np.array([memory.base for memory in self.memories])
@@ -233,9 +254,9 @@ class Counter:
         sizes = np.where(size_of_code[codes] > 0, size_of_code[codes], granules[memory_of])
         return sizes, spaces == "shared", spaces == "constant", stores[codes]
 
-    def _bypasses(self, codes):
-        """Copies that do not go through the load/store unit: no counter of passes has them."""
-        return np.array([bool(site and site.traffic in BYPASS) for site in self.log.sites])[codes]
+    def _with_traffic(self, kinds: tuple[str, ...]) -> np.ndarray:
+        """For each code, whether it is one of such traffic."""
+        return np.array([bool(site and site.traffic in kinds) for site in self.log.sites])
 
     def _keep_worst(self, unique, row_of, cost, addresses, warps):
         order = np.lexsort((-np.arange(len(cost)), cost, row_of))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .context import Context
 from .copy_groups import CopyGroups
+from .engines import ENGINES, Call
 from .errors import fail
 from .runtime import PAUSE, Runtime
 
@@ -27,9 +28,30 @@ def instruction(runtime: Runtime, operation, name: str):
     def at(position):
         runtime.here, runtime.traffic, runtime.instruction = position, traffic, name
 
+    emulate = operation.emulate
+    if traffic in ENGINES:
+        if hasattr(operation, "fetch") or hasattr(operation, "put"):
+            raise fail("unsupported", f"{name}: {traffic} makes all accesses in `emulate`")
+        count = getattr(operation, "instructions", 1)
+        emulate = _as_a_whole(runtime, emulate, SCOPES[scope], count)
     if scope == "thread":
-        return _by_thread(runtime, operation.emulate, traffic, given, at)
-    return _together(runtime, operation, SCOPES[scope], given, at, name)
+        return _by_thread(runtime, emulate, traffic, given, at)
+    return _together(runtime, operation, emulate, SCOPES[scope], given, at, name)
+
+
+def _as_a_whole(runtime: Runtime, emulate, threads: int, instructions: int):
+    """`emulate`, whose accesses are those of so many instructions that start an engine."""
+
+    def as_a_whole(*operands):
+        start = len(runtime.log.words)
+        result = emulate(*operands)
+        if runtime.counting:
+            first = (runtime.members or [runtime.thread])[0].tid
+            stop = len(runtime.log.words)
+            runtime.calls.append(Call(start, stop, first, threads, instructions))
+        return result
+
+    return as_a_whole
 
 
 def _by_thread(runtime, emulate, traffic, given, at):
@@ -84,9 +106,8 @@ def _by_thread(runtime, emulate, traffic, given, at):
     return special.get(traffic, by_thread)
 
 
-def _together(runtime, operation, count, given, at, name):
+def _together(runtime, operation, emulate, count, given, at, name):
     """A warp or warpgroup: each thread may fetch, then one emulation, then each may put."""
-    emulate = operation.emulate
     fetch, put = getattr(operation, "fetch", None), getattr(operation, "put", None)
 
     def together(position, *operands):

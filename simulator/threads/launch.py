@@ -222,6 +222,8 @@ class Launch:
                     sites = runtime.log.sites
                     self.phases.append(phase(number, words, segments, sites, self.arrays))
                 counter.add(group(words, members, segments, places), lanes)
+                if runtime.calls:
+                    counter.add_calls(words, runtime.calls)
                 counter.add_moved(runtime.moved)
                 if self.races:
                     self.races.check(words, segments, number, ended=not team.alive)

@@ -9,6 +9,7 @@ from typing import Any
 from greenlet import greenlet
 
 from .alike import Alike
+from .engines import Call
 from .errors import Finding, KernelError, Place
 from .log import Log, Site
 from .order import Order, Segment
@@ -46,6 +47,8 @@ class Runtime:
         Errors, if they are collected.
     barriers : Counter of Place
         Barriers in which threads met since the blocks that run began.
+    calls : list of Call
+        Instructions since the last barrier that started an engine (`engines`).
     moved : Counter of (code, Memory)
         Sectors of bulk copies since the last barrier (`context.Context.moved`).
     """
@@ -71,6 +74,7 @@ class Runtime:
         self._segment_start = self._turns_of_all = 0
         self.block, self.grid, self.block_shape = Dim3(0, 0, 0), Dim3(1, 1, 1), Dim3(1, 1, 1)
         self.hub: greenlet
+        self.calls: list[Call] = []
         self.moved: Tally = Tally()
         self.barriers: Tally[Place] = Tally()
         self._codes: dict[tuple, int] = {}
@@ -105,6 +109,7 @@ class Runtime:
         self.states = [{} for _ in range(blocks)]
         self.cluster_states = [{} for _ in range(-(-blocks // self.cluster))]
         self.log.clear()
+        self.calls.clear()
         self.suspects.clear()
         self.segments.clear()
         self._segment_start = 0
@@ -284,6 +289,7 @@ class Runtime:
         kept = self.order.under_way(self.segments) if self.checking else []
         taken = self.log.taken(kept)
         self.log.clear()
+        self.calls.clear()
         self._places.clear()
         self.segments.clear()
         for one, (words, stored) in zip(kept, taken, strict=True):

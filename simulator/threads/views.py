@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .configuration import MOST_STATIC_BYTES
+from .engines import ENGINES
 from .errors import Place, shown_file
 from .grouping import LANES
 from .log import ATOMIC
@@ -155,12 +156,15 @@ def warp(report: Report, line: int, array: str | None = None) -> Group:
         Where the line accesses several.
     """
     entry = at_line(report, line, array)
-    place: Place = entry.site.place
+    place, traffic, count = entry.site.place, entry.site.traffic, entry.count
+    moved = f"{count.bytes / count.instructions:,.0f} bytes an instruction"
+    each = moved if traffic in ENGINES else f"{entry.size} bytes a lane"
     title = Text(
         f"line {place.line}: {place.text}\n"
-        f"{entry.site.operation} of {entry.size} bytes a lane, {entry.memory.space} "
-        f"{entry.memory.name}"
+        f"{entry.site.operation} of {each}, {entry.memory.space} {entry.memory.name}"
     )
+    if traffic in ENGINES:
+        return Group(title, Text(f"{traffic}: lanes have no addresses of their own"))
     table = Table(box=None)
     table.add_column("lanes", justify="right")
     for lane in range(8):

@@ -90,8 +90,9 @@ def _start(
 
         return types.void(acc, a, sB), codegen
 
-    doc, flops = f"``wgmma.mma_async`` with {words}", {"matmul": 2 * 64 * n * depth}
-    return described(typing, emulate, doc, "wgmma", "warpgroup", flops=flops, **hooks)
+    doc = f"``wgmma.mma_async`` with {words}"
+    hooks |= {"flops": {"matmul": 2 * 64 * n * depth}, "instructions": depth // DEPTH}
+    return described(typing, emulate, doc, "wgmma", "warpgroup", **hooks)
 
 
 def _start_of_shared(
