@@ -11,6 +11,8 @@ import functools
 
 from .scalars import CASTS, dtype_name, from_memory
 
+TEXT_NAME = "<traced array>"
+"""The file that the two functions are said to stand in."""
 _TEMPLATE = """
 def make(array, append, flat, valid, convert, wrap, stored, outside, unset, sized,
          {sizes} start, scale, tag, ones, per, alike):
@@ -74,7 +76,7 @@ def _factory(ndim, counting, checked, per_element, converts, sampling, integers,
         keep_value="stored.append(value)" if counting else "pass",
     )
     namespace: dict = {}
-    exec(compile(text, "<traced array>", "exec"), namespace)
+    exec(compile(text, TEXT_NAME, "exec"), namespace)
     return namespace["make"]
 
 

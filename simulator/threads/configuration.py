@@ -14,8 +14,8 @@ MOST_THREADS, MOST_BLOCK, MOST_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535,
 MOST_SHARED_BYTES = 227 * 1024
 """Limits of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications)."""
 MOST_STATIC_BYTES = 48 * 1024
-"""Shared memory that a kernel may declare itself on other GPUs; ptxas takes `MOST_SHARED_BYTES` for
-compute capability 9.0 and 10.0 only."""
+"""Shared memory that a kernel may declare itself. ptxas takes more for targets of one architecture
+alone (sm_90a, sm_100a), which Numba does not compile for unless it is told to."""
 
 
 def python_function(kernel) -> types.FunctionType:

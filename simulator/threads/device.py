@@ -12,12 +12,13 @@ import numpy as np
 
 from .atomics import Atomics
 from .collectives import Collectives
+from .halves import Halves
 from .mathematics import fma
 from .runtime import Runtime
 from .scalars import F32
 
 
-class Device(Collectives, Atomics):
+class Device(Collectives, Atomics, Halves):
     """Emulations that need the running thread."""
 
     def __init__(self, runtime: Runtime):

@@ -16,6 +16,7 @@ from .configuration import (
     MOST_BLOCK,
     MOST_GRID,
     MOST_SHARED_BYTES,
+    MOST_STATIC_BYTES,
     MOST_THREADS,
     dimensions,
     python_function,
@@ -107,6 +108,13 @@ class Launch:
         self.arrays = dict(_named(tuple(values), names))
         kernel = self.functions.kernel(self.function, tuple(_kind(value) for value in values))
         dynamic = self.configured.shared_bytes
+        if self.shared.static_bytes > MOST_STATIC_BYTES:
+            raise fail(
+                "launch",
+                f"ptxas: the kernel declares {self.shared.static_bytes:,} bytes of static shared "
+                f"memory, {MOST_STATIC_BYTES:,} at most: declare it as dynamic shared memory, "
+                "cuda.shared.array(0, dtype), and launch with its bytes as the fourth number",
+            )
         if self.shared.static_bytes + dynamic > MOST_SHARED_BYTES:
             raise fail(
                 "launch",

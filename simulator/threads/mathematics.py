@@ -28,6 +28,11 @@ def as_int(x):
     return x if x.__class__ is PerBlock else int(x)
 
 
+def truncated(x):
+    """``math.trunc``, of float32, too, and of floats beyond int64."""
+    return as_int(x) if isinstance(x, FLOATS) else math.trunc(x)
+
+
 def larger(a, b, *rest):
     """``max``: a NaN loses to a number, as ``fmax`` has it."""
     truth = a > b
@@ -105,10 +110,10 @@ MATH |= {name: _log(getattr(math, name)) for name in ("log", "log2", "log10", "l
 MATH["log1p"] = _rounded(math.log1p, -math.inf)
 MATH["exp2"] = _rounded(_exp2)
 MATH["rsqrt"] = _rounded(_rsqrt)
-MATH |= {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "isnan": math.isnan}
+MATH |= {"floor": math.floor, "ceil": math.ceil, "trunc": truncated, "isnan": math.isnan}
 MATH |= {"isinf": math.isinf, "isfinite": math.isfinite}
 """Functions of `math`, float32 in, float32 out."""
-NOT_FLOATS = dict.fromkeys((math.floor, math.ceil, math.trunc), "int")
+NOT_FLOATS = dict.fromkeys((math.floor, math.ceil, truncated), "int")
 NOT_FLOATS |= dict.fromkeys((math.isnan, math.isinf, math.isfinite), "bool")
 """Those that give something else."""
 

@@ -18,6 +18,7 @@ from greenlet import getcurrent, greenlet
 
 from .alike import Unprovable
 from .errors import Finding, KernelError, Place
+from .explain import explain
 from .order import Order
 from .runtime import PAUSE, Runtime
 from .thread import EVERYBODY, Dim3, Thread, Wait
@@ -102,7 +103,7 @@ class Team:
         except (KernelError, Unprovable):
             raise
         except Exception as error:
-            raise self._explain(error) from error
+            raise explain(self.runtime, self.kernel_lines, error) from error
         runtime.cut()
         if thread.greenlet.dead:
             thread.last_view = thread.view
@@ -252,20 +253,3 @@ class Team:
         for one in threads:
             slots.setdefault(one.block, []).append(one.number)
         return " and ".join(f"threads {ranges(n)} of block {b}" for b, n in slots.items())
-
-    def _explain(self, error: Exception) -> KernelError:
-        """An exception of Python inside of a kernel, at the kernel's line."""
-        place, trace = None, error.__traceback__
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if name := self.kernel_lines.get((code.co_filename, code.co_name)):
-                place = Place(code.co_filename, trace.tb_lineno, name)
-            trace = trace.tb_next
-        kind, text = "exception", f"{type(error).__name__}: {error}"
-        if isinstance(error, IndexError) and "list" in str(error):
-            kind, text = "out of bounds", "a local array is indexed outside of its shape"
-        elif isinstance(error, UnboundLocalError):
-            kind, text = "uninitialised read", str(error)
-        elif kind_of := getattr(error, "finding_kind", None):
-            kind, text = kind_of, str(error)
-        return self.runtime.error(kind, text, place, *getattr(error, "finding_places", ()))

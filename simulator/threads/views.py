@@ -10,7 +10,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from .configuration import MOST_STATIC_BYTES
 from .engines import ENGINES
 from .errors import Place, shown_file
 from .grouping import LANES
@@ -22,17 +21,11 @@ from .report import ARBITRATION, SHARED_CONFLICTS, SHARED_PASSES, Entry, Report
 def advice(report: Report) -> list[str]:
     """Lines whose accesses cost twice what the same bytes need, dearest first.
 
-    Then local arrays that cannot be registers, and shared memory that few GPUs let it declare.
+    Then local arrays that cannot be registers.
     """
     several = len({entry.site.place.file for entry in report.entries}) > 1
     found = [remark for entry in report.entries if (remark := _remark(entry, several))]
     ordered = [text for _, text in sorted(found, key=lambda one: -one[0])]
-    if report.static_shared_bytes > MOST_STATIC_BYTES:
-        ordered.append(
-            f"shared memory: the kernel declares {report.static_shared_bytes:,} bytes; but for "
-            "compute capability 9.0 and 10.0 a GPU allows "
-            f"{MOST_STATIC_BYTES:,}, the rest must be dynamic: cuda.shared.array(0, dtype)"
-        )
     return ordered + [
         f"local memory: {_named(place, several)} indexes a local array by what is not "
         "constant once loops are unrolled, so the array cannot stay in registers"

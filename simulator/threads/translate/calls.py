@@ -87,6 +87,8 @@ class Calls(Expressions):
         return ANY
 
     def _kind_method(self, node, arguments):
+        if isinstance(node.func, ast.Lambda):
+            raise self.nested(node.func, "lambda")
         if isinstance(node.func, ast.Attribute):
             base = self.kind(node.func.value)
             if base.name == "array" and node.func.attr == "reshape":
@@ -114,6 +116,7 @@ class Calls(Expressions):
         return Kind("any", uniform)
 
     def _kind_cuda(self, node, path, arguments, uniform):
+        self.functions.check_arguments(node, path, self.place(node))
         if path == "local.array":
             shape, dtype, _ = self.declaration(node)
             return Kind("local", False, dtype=dtype, shape=shape)

@@ -39,6 +39,12 @@ class Constants:
         """Error: the emulation lacks what stands at `node`."""
         return fail("unsupported", f"{what} is not emulated", self.place(node))
 
+    def nested(self, node, name: str):
+        """Error: a function is made within another one at `node`."""
+        text = f"a function that is made within another one ({name}) is not emulated: write it "
+        text += "outside, as @cuda.jit(device=True), and hand it what it uses"
+        return fail("unsupported", text, self.place(node))
+
     def decide(self, test) -> bool | None:
         """Truth of a condition of constants, which Numba decides when it compiles."""
         try:

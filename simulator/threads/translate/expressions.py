@@ -73,7 +73,7 @@ class Expressions(Constants):
         return Kind("any", kind.uniform)
 
     def _kind_lambda(self, node):
-        raise self.unsupported(node, "a function that is made within another one")
+        raise self.nested(node, "lambda")
 
     def _kind_tuple(self, node):
         if any(isinstance(one, ast.Starred) for one in node.elts):

@@ -100,6 +100,17 @@ class Functions:
         self.fenced = self.ordered = self.meets = self.async_proxy = False
         self._positions: dict[tuple, int] = {}
 
+    def check_arguments(self, node: ast.Call, path: str, place: Place) -> None:
+        """Refuse a call of ``cuda.<path>`` with arguments that it does not take."""
+        method = getattr(self.device, path.replace(".", "_"), None)
+        if method is None or any(isinstance(one, ast.Starred) for one in node.args):
+            return
+        try:
+            named = {one.arg: one for one in node.keywords if one.arg}
+            inspect.signature(method).bind(None, *node.args, **named)
+        except TypeError as error:
+            raise fail("exception", f"cuda.{path}: {error}", place) from None
+
     def specialise(self, function, kinds, named, place: Place) -> Analysis:
         """Analysis of a device function for these arguments."""
         signature = inspect.signature(function)
@@ -109,6 +120,9 @@ class Functions:
             raise fail("exception", f"{function.__name__}: {error}", place) from None
         given = []
         for name, parameter in signature.parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                text = f"the keyword-only parameter {name} of {function.__name__}"
+                raise fail("unsupported", f"{text} is nothing that Numba compiles", place)
             kind = bound.arguments.get(name)
             if kind is None:
                 value = classify(parameter.default)

@@ -101,6 +101,8 @@ class Analysis(Calls):
             self._statement(node)
 
     def _statement(self, node):
+        if isinstance(node, ast.FunctionDef):
+            raise self.nested(node, node.name)
         if not isinstance(node, ALLOWED):
             raise self.unsupported(node, f"the statement {type(node).__name__.lower()}")
         if isinstance(node, ast.Assign):

@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
 SPECIAL = {"shared.array", "local.array", "threadIdx", "blockIdx", "blockDim", "gridDim"}
 SPECIAL |= {"laneid", "warpsize", "const.array_like", "cg.this_grid", "cg.grid"}
-_PREFIXES = ("shared", "local", "atomic", "const", "cg")
+_PREFIXES = ("shared", "local", "atomic", "const", "cg", "fp16")
 _MATH = {
     id(getattr(math, name)): function for name, function in MATH.items() if hasattr(math, name)
 }
@@ -73,6 +73,8 @@ def cuda_path(path: str) -> Target:
     """Target of ``cuda.<path>``."""
     if path in SPECIAL or path in _PREFIXES or hasattr(Device, path.replace(".", "_")):
         return Target("cuda", path)
+    if path.startswith("fp16."):  # a module that is there only once something was compiled
+        return Target("missing", f"cuda.{path}")
     value: Any = _cuda_module()
     for name in path.split("."):
         value = getattr(value, name, None)
@@ -111,6 +113,8 @@ def classify(value) -> Target:
     if isinstance(value, types.FunctionType) and value in _SHARED_ROOM:
         return _SHARED_ROOM[value]
     if isinstance(value, types.ModuleType):
+        if value.__name__ == "numba.cuda.fp16":
+            return Target("cuda", "fp16")
         return Target("cuda", "") if value is _cuda_module() else Target("module", value)
     if id(value) in _MATH:
         return Target("math", _MATH[id(value)])

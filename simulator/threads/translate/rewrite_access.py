@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from ..errors import fail
 from ..log import LOAD, STORE
 from ..scalars import CASTS
 from .kinds import FLOATS, Kind, of_operation
@@ -18,7 +19,19 @@ class AccessRewriter(NumberRewriter):
     """Adds subscripts and assignments to `NumberRewriter`."""
 
     def _index(self, node):
+        self._refuse_floats(node)
         return [self.visit(one) for one in self.analysis.indices(node)]
+
+    def _refuse_floats(self, node) -> None:
+        """An index must be an integer; one that is a float only at run time is found there."""
+        for one in self.analysis.indices(node):
+            kind = self.kind(one).name
+            if kind in FLOATS:
+                hint = ""
+                if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div):
+                    hint = f": write {ast.unparse(one.left)} // {ast.unparse(one.right)}"
+                text = f"an index must be an integer, {ast.unparse(one)} is a {kind}{hint}"
+                raise fail("exception", text, self.analysis.place(node))
 
     def _is_direct(self, node, kind: Kind) -> bool:
         """Whether ``a[i, j]`` names one element, known to be written with all its indices."""
@@ -33,6 +46,7 @@ class AccessRewriter(NumberRewriter):
         )
 
     def _array_and_key(self, node):
+        self._refuse_floats(node)
         base, key = self.visit(node.value), self.visit(node.slice)
         if not any(isinstance(one, ast.UnaryOp) for one in self.analysis.indices(node)):
             return base, key
