@@ -13,6 +13,11 @@ threads only, and races between them are found like others. ``cuda.activemask()`
 that come the same way; a GPU may give fewer. Fences and atomic operations, as flags and locks use
 them, order nothing in the search for races (`races`).
 
+What a run does not show: that global memory is read which nobody wrote is noticed in arrays of
+floats that were all NaN at launch, and in no others - an array of integers looks like an input. And
+each operation on floats rounds, as the source has it; Numba's compiler makes a product and a sum
+one ``fma``, which rounds once: the last bits of a GPU's results may be others.
+
 ``print(report)`` shows totals, the dearest lines and what to look at, `warp` one instruction lane
 by lane, `beside_hardware` what is predicted from the source beside what Nsight Compute measured,
 and `tile_table` traffic by tile step beside the tile simulator's; ``report.count(space, operation,
