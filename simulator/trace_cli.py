@@ -100,6 +100,10 @@ def trace_command(
         bool,
         typer.Option("--representative", help="Run one block of those that provably do the same."),
     ] = False,
+    turns: Annotated[
+        int | None,
+        typer.Option(min=1, help="Turns after which a loop is said to run away, if not 4,000,000."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a CUDA kernel on the CPU, thread by thread: count its accesses, find its errors."""
@@ -114,9 +118,10 @@ def trace_command(
         raise ValueError("--array chooses between the arrays of a line: give --line, too")
     kernel, grid, block, arguments, shared_bytes = load_case(target)
     errors = "collect" if collect else "raise"
+    options: dict[str, Any] = {} if turns is None else {"turns": turns}
     try:
         blocks = "representative" if representative else None
-        tracer = trace(kernel, errors=errors, cluster=cluster, blocks=blocks)
+        tracer = trace(kernel, errors=errors, cluster=cluster, blocks=blocks, **options)
         report = tracer[grid, block, 0, shared_bytes](*arguments)
     except KernelError as error:
         print(error, file=sys.stderr)

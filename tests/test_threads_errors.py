@@ -130,10 +130,34 @@ def test_wrong_arguments_are_refused():
         trace(kernels.copy)[32]
     with pytest.raises(ValueError, match="errors must be"):
         trace(kernels.copy, errors="ignore")
-    with pytest.raises(ValueError, match="turns must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="turns must be an int of at least 1, got 0"):
         trace(kernels.copy, turns=0)
+    with pytest.raises(ValueError, match=r"turns must be an int of at least 1, got 1\.5"):
+        trace(kernels.copy, turns=1.5)  # pyright: ignore[reportArgumentType]
+    swapped = np.zeros(64, ">f4")
+    with pytest.raises(TypeError, match="x must be in this machine's byte order, got >f4"):
+        trace(kernels.copy)[1, 64](swapped, empty(64))
     with pytest.raises(ValueError, match="blocks must lie within"):
         trace(kernels.copy, blocks=[2])[2, 32](vector(), empty(64))
+
+
+@cuda.jit
+def read_by_one_updated_by_another(x, y):
+    if cuda.blockIdx.x == 0:
+        y[0] = x[0]
+    else:
+        cuda.atomic.add(x, 0, 1)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_blocks_must_not_update_what_others_read(order):
+    with pytest.raises(KernelError) as caught:
+        trace(read_by_one_updated_by_another, blocks=order)[2, 1](vector(1), empty(1))
+    finding = caught.value.finding
+    assert finding.kind == "race"
+    lines = ["y[0] = x[0]", "cuda.atomic.add(x, 0, 1)"]
+    found = [place.text.split("  #")[0] for place in finding.places]
+    assert found == [lines[block] for block in order]
 
 
 @cuda.jit

@@ -210,6 +210,32 @@ def test_command_shows_a_report_or_one_warp(cases):
     assert "multiple of the cluster's 3" in refused.output
 
 
+COUNTDOWN = """
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def countdown(n, y):
+    left = n
+    while left > 0:
+        left -= 1
+    y[0] = left
+
+def countdown_case():
+    return countdown, 1, 1, (20_000, np.zeros(1, np.int64))
+"""
+
+
+def test_command_is_told_how_long_loops_turn(tmp_path):
+    file = tmp_path / "countdowns.py"
+    file.write_text(COUNTDOWN)
+    assert command(f"{file}:countdown").exit_code == 0
+    refused = command(f"{file}:countdown", "--turns", "9000")
+    assert refused.exit_code == 1
+    assert "allow more turns than 9,000: turns= or --turns" in refused.output
+    assert command(f"{file}:countdown", "--turns", "0").exit_code == 2
+
+
 @pytest.mark.parametrize("step", ["naive", "conflict_free"])
 def test_examples_of_the_package(step, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

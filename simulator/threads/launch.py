@@ -321,8 +321,8 @@ def trace(
         raise ValueError("blocks='representative' needs count=True and tiles=False")
     if errors not in ("raise", "collect"):
         raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
-    if turns < 1:
-        raise ValueError(f"turns must be at least 1, got {turns}")
+    if not isinstance(turns, int | np.integer) or turns < 1:
+        raise ValueError(f"turns must be an int of at least 1, got {turns}")
     return Tracer(
         kernel,
         count=count,

@@ -69,6 +69,11 @@ class GlobalMemory:
             raise TypeError(
                 f"{name} must have a dtype that is emulated ({', '.join(CASTS)}), got {array.dtype}"
             )
+        if not array.dtype.isnative:
+            raise TypeError(
+                f"{name} must be in this machine's byte order, got {array.dtype.str}: hand over "
+                f"{name}.astype({name}.dtype.newbyteorder('='))"
+            )
         memory, first = self._memory(array, name, space)
         if first % array.itemsize or any(s % array.itemsize for s in array.strides):
             raise ValueError(f"{name} is not aligned to its {array.itemsize}-byte elements")

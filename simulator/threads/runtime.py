@@ -269,7 +269,7 @@ class Runtime:
                 "runaway loop",
                 f"this loop is still turning after {thread.turns:,} turns of this thread and "
                 f"{self._turns_of_all:,} of all; if it waits for another thread, none changes what "
-                f"it waits for (else allow more turns than {self.most_turns:,})",
+                f"it waits for (else allow more turns than {self.most_turns:,}: turns= or --turns)",
             )
         self.hub.switch(PAUSE)
         return 0
