@@ -17,11 +17,13 @@ kernel left unwritten would be NaN in a result, and none is.
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -29,6 +31,7 @@ import numpy as np
 from sanitized_problems import PROBLEMS, lengths, run
 
 from flash_numba import gpu_call, launch
+from flash_numba.ladder import NoGpu, find_gpu
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 BULK = {"hopper": ("o", "dk", "dv")}
@@ -110,7 +113,18 @@ def as_expected(row: dict) -> bool:
     return (row["errors"], row["exit_status"]) == (0, 0)
 
 
-def main() -> None:
+def needs() -> str | None:
+    """What is missing to run the tools, in one sentence; None if nothing is."""
+    if shutil.which("compute-sanitizer") is None:
+        return "compute-sanitizer must be on the PATH; NVIDIA's CUDA toolkit brings it, in its bin"
+    if isinstance(gpu := find_gpu(), NoGpu):
+        return f"an NVIDIA GPU is needed, with the extra cu12 or cu13; {gpu.reason}"
+    if find_spec("torch") is None:
+        return "the extra torch is needed, which names the GPU in what is written"
+    return None
+
+
+def main() -> int:
     """Compile, run every tool on every rung, side by side, and write the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", nargs="?")
@@ -126,13 +140,16 @@ def main() -> None:
         rung, part = options.exercise
         fill(options.fill)
         exercise(rung, part, options.scale, options.only)
-        return
+        return 0
+    if not options.compile and (lacking := needs()):
+        print(f"error: {lacking}", file=sys.stderr)
+        return 2
     parts = [(rung, part) for rung in options.rungs for part in PROBLEMS[rung]]
     each = [(*part, n) for part in parts for n in range(len(PROBLEMS[part[0]][part[1]]))]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda one: sanitized(None, *one), each))
         if options.compile:
-            return
+            return 0
         rows = []
         runs = [*CONTROLS, *((tool, *part) for tool, part in product(TOOLS, parts))]
         for row in pool.map(lambda one: sanitized(*one), runs):
@@ -142,8 +159,8 @@ def main() -> None:
                 from common import write  # imports torch, which nothing else here needs
 
                 write(options.output, rows)
-    sys.exit(not all(map(as_expected, rows)))
+    return int(not all(map(as_expected, rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

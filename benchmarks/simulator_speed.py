@@ -1,14 +1,17 @@
 """How fast the simulator is: against dense NumPy, counting alone, recording, and in memory.
 
-Run ``python benchmarks/simulator_speed.py``; it takes about a minute and writes
-``benchmarks/results/simulator_speed.json`` (times in seconds, memory in bytes). A bar is what the
-project demands of itself; a value is the best of several runs, since other work on a machine only
-ever slows a run down. NumPy's products run on one thread, unless ``OPENBLAS_NUM_THREADS`` says
-otherwise: on a busy machine threads that wait for each other make small products many times slower.
+Takes about a minute and prints the bars, which are what the project demands of itself, beside what
+was measured; ``--write`` writes results/simulator_speed.json (times in seconds, memory in bytes). A
+value is the best of several runs, since other work on a machine only ever slows a run down.
+NumPy's products run on one thread, unless ``OPENBLAS_NUM_THREADS`` says otherwise: on a busy
+machine threads that wait for each other make small products many times slower.
+
+    python benchmarks/simulator_speed.py [--write]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -34,7 +37,10 @@ SEQLENS = (2048, 4096, 8192)
 
 
 def main() -> None:
-    """Measure everything and write the results."""
+    """Measure everything, print the bars, and write the results if told to."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write results/simulator_speed.json")
+    options = parser.parse_args()
     numerics = against_dense(8192, repeats=8)
     counting = {name: counting_seconds(name, 1 << 20, repeats=3) for name in PROGRAMS}
     steps = recorded_steps_a_second(4096, repeats=3)
@@ -57,11 +63,13 @@ def main() -> None:
             bar("peak memory, N=8192 over N=4096, at most", growth, 2.1),
         ],
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     for entry in results["bars"]:
         print(f"{'met ' if entry['met'] else 'MISS'} {entry['what']} {entry['bar']}: ", end="")
         print(f"{entry['value']:,.4g}")
+    if options.write:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+        print(f"wrote {RESULTS}")
 
 
 def bar(what: str, value: float, limit: float, at_least: bool = False) -> dict:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +37,24 @@ def test_initcheck_reports_reads_of_a_bulk_store_and_of_no_plain_one():
 def test_what_is_stored_in_bulk_began_as_nan_under_initcheck_alone():
     filled = {(row["tool"], row["rung"]): row["filled"] for row in OF_RUNGS if row["filled"]}
     assert filled == {("initcheck", "hopper"): ["o", "dk", "dv"]}
+
+
+def test_without_its_tool_it_says_so_at_once(tmp_path):
+    """And without a GPU: before anything is compiled."""
+    tool = tmp_path / "compute-sanitizer"
+    for lacking in ("compute-sanitizer must", "an NVIDIA GPU is"):
+        run = subprocess.run(
+            [sys.executable, ROOT / "benchmarks/sanitize.py", tmp_path / "out.json"],
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "PATH": str(tmp_path)},
+            check=False,
+        )
+        assert run.returncode == 2
+        assert run.stderr.startswith(f"error: {lacking}")
+        assert run.stderr.count("\n") == 1
+        assert not (tmp_path / "out.json").exists()
+        tool.touch(0o755)
 
 
 def test_every_kernel_ran():
