@@ -202,6 +202,8 @@ def compare(
     else:
         arrays = load_input(input, dtype=dtype)
         problem = Problem.of(*arrays, **options)
+    if problem.seqlen_q < 1:
+        raise ValueError("seqlen_q must be at least 1 for programs to compare, got 0")
     found = comparing.comparison(
         problem,
         tile_m,

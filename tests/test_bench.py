@@ -327,7 +327,8 @@ def test_files_that_are_no_json(tmp_path, text):
         ("--budget 0", "budget must be in (0, 600] seconds, got 0.0"),
         ("--budget nan", "budget must be a finite number, got nan"),
         ("--seqlen many", "'--seqlen'"),
-        ("--show none.json", "none.json"),
+        ("--show none.json", "JSON that `bench --output` wrote, none.json does not exist"),
+        ("--show .", "JSON that `bench --output` wrote, . is no file"),
     ],
 )
 def test_bad_options(arguments, says):

@@ -94,6 +94,7 @@ BAD = {
     "one window side": (["--window", "3"], "Option '--window' requires 2 arguments"),
     "no rows in a tile": (["--tile-m", "0"], "tile_m must be a whole number >= 1, got 0"),
     "negative length": (["--seqlen", "-5"], "seqlen_q must be a whole number >= 0, got -5"),
+    "no queries": (["--seqlen", "0"], "seqlen_q must be at least 1 for programs to compare, got 0"),
     "no columns": (["--head-dim", "0"], "head_dim must be a whole number >= 1, got 0"),
     "not a number": (["--seqlen", "many"], "Invalid value for '--seqlen'"),
     "unknown dtype": (["--dtype", "int8"], "dtype must be one of fp32, fp16, bf16, fp8; got"),

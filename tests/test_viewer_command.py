@@ -172,7 +172,7 @@ BAD = {
     "save-folder": (["--save", "{tmp}/no/x.npz"], "a folder that exists"),
     "input-missing": (["--input", "{tmp}/none.npz"], "none.npz"),
     "input": (["--input", NPZ], "bad.npz"),
-    "replay": (["--replay", NPZ], "--replay must name a file that --save wrote"),
+    "replay": (["--replay", NPZ], "--replay must name a file that `step --save` wrote, got"),
     "replay-missing": (["--replay", "{tmp}/none.npz"], "does not exist"),
     "two-sources": (["--demo", "--replay", "x"], "exclude each other"),
     "demo-sizes": (["--demo", "--seqlen", "20"], "--demo brings its own sizes, got --seqlen too"),
@@ -198,6 +198,15 @@ def test_mistakes_are_one_line_and_leave_nothing(step, tmp_path, case):
     assert message in err
     assert out == ""
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.npz", "d.npz", "d.svg"]
+
+
+def test_an_input_is_no_log_to_replay(step, tmp_path):
+    x = np.zeros((1, 8, 1, 4))
+    np.savez(tmp_path / "layer.npz", q=x, k=x, v=x)
+    code, out, err = step("--replay", tmp_path / "layer.npz")
+    assert (code, out) == (2, "")
+    assert "`step --save` wrote" in err
+    assert err.endswith("layer.npz, which holds no event log\n")
 
 
 def test_a_damaged_log_is_one_line(step, tmp_path):
@@ -347,7 +356,7 @@ def test_no_colour_reaches_a_terminal_that_wants_none():
 
 def test_a_terminal_that_is_too_small_is_one_line():
     with Terminal("--demo", size=(40, 10)) as terminal:
-        terminal.read_until("error: terminal needs 40x20, got 40x10")
+        terminal.read_until("error: terminal needs 40x20, got 40x10: enlarge it, or add --plain")
         assert terminal.code() == 2
         assert "\x1b[?1049h" not in terminal.seen, "the app never started"
 

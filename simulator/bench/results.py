@@ -43,8 +43,11 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        Naming what is wrong, if the file does not hold results.
+        Naming what is wrong, if the file does not hold results or is none.
     """
+    if not Path(path).is_file():
+        what = "is no file" if Path(path).exists() else "does not exist"
+        raise ValueError(f"results must be JSON that `bench --output` wrote, {path} {what}")
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -14,7 +14,7 @@ from rich.console import Group
 from .align import aligned_event
 from .breakpoints import Breakpoint
 from .export import export
-from .frame import check_size, pair
+from .frame import TooSmall, check_size, pair
 from .glyphs import UNICODE, Glyphs, print_in_own_letters
 from .moment import Moment, View
 from .plain import chosen_events, plain_frame
@@ -86,7 +86,10 @@ class Show:
         from .app import Stepper
 
         size = shutil.get_terminal_size((80, 24))
-        check_size(size.columns, size.lines, 1 if self.compare_with is None else 2)
+        try:
+            check_size(size.columns, size.lines, 1 if self.compare_with is None else 2)
+        except TooSmall as error:
+            raise TooSmall(f"{error}: enlarge it, or add --plain") from None
         app = Stepper(
             self.source,
             *self.key,

@@ -82,9 +82,10 @@ def replayed(path: str, compare_with: str | None) -> tuple[Saved, tuple[str, str
     ValueError
         If the file is no event log, or a second program is wanted, which would have to run.
     """
-    if not Path(path).is_file() or not zipfile.is_zipfile(path):
-        what = "is no .npz file" if Path(path).exists() else "does not exist"
-        raise ValueError(f"--replay must name a file that --save wrote, got {path}, which {what}")
+    if what := _no_log(path):
+        raise ValueError(
+            f"--replay must name a file that `step --save` wrote, got {path}, which {what}"
+        )
     source = Saved(EventLog.load(path))
     meta = source.loaded.replay.meta
     if compare_with not in (None, meta["program"]):
@@ -93,3 +94,16 @@ def replayed(path: str, compare_with: str | None) -> tuple[Saved, tuple[str, str
             f"alone; got {compare_with}"
         )
     return source, (meta["program"], meta["direction"], meta["head"])
+
+
+def _no_log(path: str) -> str | None:
+    """Why a file is not one that `EventLog.save` wrote; None if it may be."""
+    if not Path(path).exists():
+        return "does not exist"
+    if not Path(path).is_file():
+        return "is no .npz file"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return None if "meta.npy" in archive.namelist() else "holds no event log"
+    except zipfile.BadZipFile:
+        return "is no .npz file"
