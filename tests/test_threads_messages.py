@@ -33,6 +33,14 @@ def stored_half_way(x, y):
 
 
 @cuda.jit
+def half_way_for_some(x, y):
+    j = cuda.threadIdx.x
+    if x[j] > 0:
+        j = j / 2
+    y[j] = x[0]
+
+
+@cuda.jit
 def at_a_given_place(x, y, at):
     place = at[0]
     y[cuda.threadIdx.x] = x[place]
@@ -95,6 +103,7 @@ NESTED = "a function that is made within another one ({}) is not emulated: write
     [
         (half_way, "exception", "i / 2 is a float64: write i // 2", "y[i] = x[i / 2]"),
         (stored_half_way, "exception", "must be an integer, j is a float64", "y[j] = x[0]"),
+        (half_way_for_some, "exception", "must be an integer, j is a float64", "y[j] = x[0]"),
         (one_operand_too_few, "exception", "cuda.shfl_sync: missing a", "cuda.shfl_sync("),
         (no_dimensions, "exception", "cuda.grid: missing a", "y[cuda.grid()] = x[0]"),
         (by_keyword_only, "unsupported", "keyword-only parameter by of scaled", "scaled(x[0]"),

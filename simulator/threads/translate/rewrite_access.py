@@ -11,6 +11,7 @@ from ..scalars import CASTS
 from .kinds import FLOATS, Kind, of_operation
 from .rewrite import call, load
 from .rewrite_numbers import NumberRewriter
+from .versions import as_written
 
 SIMPLE = (ast.Name, ast.Constant)
 
@@ -29,8 +30,8 @@ class AccessRewriter(NumberRewriter):
             if kind in FLOATS:
                 hint = ""
                 if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div):
-                    hint = f": write {ast.unparse(one.left)} // {ast.unparse(one.right)}"
-                text = f"an index must be an integer, {ast.unparse(one)} is a {kind}{hint}"
+                    hint = f": write {as_written(one.left)} // {as_written(one.right)}"
+                text = f"an index must be an integer, {as_written(one)} is a {kind}{hint}"
                 raise fail("exception", text, self.analysis.place(node))
 
     def _is_direct(self, node, kind: Kind) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 
 SIGN = "·"
 Versions = dict[str, str]
@@ -22,6 +23,11 @@ Block = tuple[list[ast.stmt], Versions | None]
 def plain(name: str) -> str:
     """A variable's name as it is written."""
     return name.partition(SIGN)[0]
+
+
+def as_written(node: ast.expr) -> str:
+    """The text of an expression, with the names that stand in the source."""
+    return re.sub(rf"{SIGN}\d+", "", ast.unparse(node))
 
 
 def versioned(body: list[ast.stmt], names: set[str], parameters: list[str]) -> list[ast.stmt]:
