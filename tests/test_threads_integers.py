@@ -45,6 +45,17 @@ def test_uint64_is_an_index(blocks):
     assert report.count("shared", "load").instructions == 1
 
 
+def test_bits_are_those_of_the_operand():
+    """PTX: clz.b32, popc.b32 and brev.b32 of int32."""
+    p, y = np.array([1, 6, -1, -8], np.int32), np.zeros((4, 4), np.int64)
+    trace(kernels.bits_of)[1, 4](p, y)
+    texts = [f"{one & 0xFFFFFFFF:032b}" for one in p.tolist()]
+    assert y[0].tolist() == [32 - len(one.lstrip("0")) for one in texts]
+    assert y[1].tolist() == [one.count("1") for one in texts]
+    assert y[2].tolist() == [int(one[::-1], 2) for one in texts]
+    assert y[3].tolist() == [32, 31, 30, 30]
+
+
 def test_uint64_with_int64_is_int64():
     assert type_of(sum_of, types.uint64, types.int64) == "int64"
     assert type_of(sum_of, types.uint32, types.uint8) == "uint64"

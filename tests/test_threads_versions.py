@@ -3,7 +3,7 @@
 # numba's stubs are taken at their word: they lack cuda.compile and what njit gives.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportPrivateImportUsage=false, reportIndexIssue=false, reportOptionalCall=false
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
 
 import ast
 import warnings
@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("numba", reason="kernels need numba")
 
 import versioned_variables as functions
-from numba import cuda, njit, types
+from numba import cuda, float32, float64, njit, types
 
 from simulator.threads import trace
 from simulator.threads.translate.versions import versioned
@@ -57,12 +57,14 @@ def test_what_a_device_function_gives_has_one_type():
 def test_a_variable_of_one_type_is_left_alone():
     """And so is its text, which the fingerprints of kernels are made of."""
     body = ast.parse("a = 1\nb = a\nif a:\n    a = b").body
-    assert ast.unparse(versioned(body, {"c"}, [])) == ast.unparse(body)
+    assert ast.unparse(versioned(body, {"c"}, [])[0]) == ast.unparse(body)
 
 
 def test_ways_that_meet_bring_a_version_that_is_read():
     body = ast.parse("if x:\n    x = 1\n    y = 2\nelse:\n    y = 3\nx = x + 1").body
-    assert ast.unparse(versioned(body, {"x", "y"}, ["x"])).splitlines() == [
+    found, copies = versioned(body, {"x", "y"}, ["x"])
+    assert len(copies & {*ast.walk(ast.Module(found, []))}) == 2
+    assert ast.unparse(found).splitlines() == [
         "if x:",
         "    x·1 = 1",
         "    y·1 = 2",
@@ -88,3 +90,47 @@ def test_an_index_that_becomes_a_coordinate(blocks):
     report = trace(coordinate, blocks=blocks)[1, 32](a, o)
     np.testing.assert_array_equal(o, (a * np.arange(32) / 32).astype(np.float32))
     assert report.count("global", "load").instructions == 1
+
+
+@cuda.jit
+def arrays_of_one_name(a, y):
+    """Two local arrays, two shared ones, and an array that becomes its element."""
+    i = cuda.threadIdx.x
+    r = cuda.local.array(2, float32)
+    r[0], r[1] = a[i], float32(2)
+    p = r[0] * r[1]
+    r = cuda.local.array((2, 3), float64)
+    r[1, 2] = p
+    s = cuda.shared.array(32, float32)
+    s[i] = a[i]
+    p = s[i]
+    s = cuda.shared.array(32, float64)
+    s[i] = p
+    a = a[i]
+    y[i] = r[1, 2] + s[i] + a * a
+
+
+def test_arrays_may_share_a_name():
+    a, y = np.arange(32, dtype=np.float32), np.zeros(32)
+    report = trace(arrays_of_one_name)[1, 32](a, y)
+    assert y.tolist() == [2 * one + one + one * one for one in range(32)]
+    shapes = sorted(report.local_arrays.values())
+    assert shapes == [((2,), "float32"), ((2, 3), "float64")]
+    assert dict(report.total_flops) == {"add": 64, "mul": 64}
+
+
+@cuda.jit
+def of_functions(a, n, y):
+    """float32 beside int32 is float64."""
+    i = cuda.threadIdx.x
+    y[0, i] = cuda.popc(n[i]) * a[i]
+    y[1, i] = cuda.atomic.add(n, i, 1) * a[i]
+
+
+def test_results_of_cuda_functions_have_types():
+    a, n, y = np.full(4, 0.1, np.float32), np.array([7, 3, 11, 0], np.int32), np.zeros((2, 4))
+    report = trace(of_functions)[1, 4](a, n, y)
+    assert y.tolist() == [
+        [count * float(a[0]) for count in row] for row in ([3, 2, 3, 0], [7, 3, 11, 0])
+    ]
+    assert dict(report.total_flops) == {"mul": 8}

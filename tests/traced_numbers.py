@@ -29,6 +29,15 @@ def indices_of_64_bits(x, p, y):
 
 
 @cuda.jit
+def bits_of(p, y):
+    i = cuda.threadIdx.x
+    y[0, i] = cuda.clz(p[i])
+    y[1, i] = cuda.popc(p[i])
+    y[2, i] = cuda.brev(p[i])
+    y[3, i] = cuda.clz(cuda.threadIdx.x)
+
+
+@cuda.jit
 def mixed(p, n, y):
     """uint64 with int64 is int64."""
     i = cuda.threadIdx.x

@@ -135,6 +135,30 @@ def nested(x, y):
     return v - 9
 
 
+def sought(x, y):
+    """`at` is assigned on some ways only, and read on no other."""
+    hit = False
+    for k in range(9):
+        if k == y:
+            at = k
+            hit = True
+    if hit:
+        at = at * 0.5
+        return at - x
+    return 0.25
+
+
+def never_entered(x, y):
+    for _ in range(y - 7):
+        if x > 5:
+            continue
+        v = y
+        v = v * 0.5
+    if y > 7 and x <= 5:
+        return v
+    return 0.25
+
+
 FUNCTIONS = (
     reassigned,
     guarded,
@@ -149,4 +173,6 @@ FUNCTIONS = (
     swapped,
     squared_before,
     nested,
+    sought,
+    never_entered,
 )

@@ -10,6 +10,7 @@ from typing import Any
 from .access import TEXT_NAME
 from .errors import KernelError, Place
 from .runtime import Runtime
+from .translate.versions import plain
 
 
 def explain(runtime: Runtime, kernel_lines: dict, error: Exception) -> KernelError:
@@ -37,7 +38,7 @@ def explain(runtime: Runtime, kernel_lines: dict, error: Exception) -> KernelErr
     ):
         text = "an index must be an integer: a float came"
     elif isinstance(error, UnboundLocalError):
-        kind, text = "uninitialised read", str(error)
+        kind, text = "uninitialised read", plain(str(error))
     elif kind_of := getattr(error, "finding_kind", None):
         kind, text = kind_of, str(error)
     return runtime.error(kind, text, place, *getattr(error, "finding_places", ()))

@@ -3,6 +3,7 @@
 # numba.cuda describes its device API by stubs that a type checker takes at their word.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportOptionalSubscript=false
+# pyright: reportPossiblyUnboundVariable=false
 
 import numpy as np
 from numba import cuda, float32, int32, uint16
@@ -158,6 +159,16 @@ def uninitialised_local_of_three_axes(x, y):
     r = cuda.local.array((2, 3, 4), float32)
     r[1, 2, 3] = x[cuda.threadIdx.x]
     y[cuda.threadIdx.x] = r[1, 2, 3] + r[1, 0, 2]
+
+
+@bug("uninitialised read", "y[i] = v", says="cannot access local variable 'v' where")
+@cuda.jit
+def unassigned_on_a_way(x, y):
+    i = cuda.threadIdx.x
+    if i > 3:
+        v = x[i]
+        v = v * 0.5
+    y[i] = v
 
 
 @bug("uninitialised read", "while y[0] != 5:")

@@ -130,6 +130,10 @@ class Calls(Expressions):
         name = path.replace(".", "_")
         if name in COLLECTIVE_UNIFORM:
             return Kind("any" if name == "ballot_sync" else "int", True)
+        if name in ("clz", "popc") and arguments[0].name in NUMBERS:
+            return arguments[0]
+        if name.startswith("atomic") and arguments and arguments[0].name == "array":
+            return number(arguments[0].dtype, False)
         if name.startswith("shfl") and len(arguments) > 1:
             return arguments[1]._replace(uniform=name == "shfl_sync" and arguments[2].uniform)
         if name in ("grid", "gridsize"):

@@ -11,7 +11,7 @@ import types
 
 from ..errors import fail
 from .calls import Calls
-from .kinds import ANY, NONE, Kind, bounded, join, of_operation, type_name
+from .kinds import ANY, NONE, Kind, bounded, form, join, of_operation
 from .link import names_of
 from .source import definition
 from .versions import plain, versioned
@@ -45,8 +45,10 @@ class Analysis(Calls):
     Attributes
     ----------
     written, body : list of ast.stmt
-        The statements as they are written, and with versions of variables that hold numbers of
+        The statements as they are written, and with versions of variables that hold values of
         several types (`versions`).
+    copies : set of ast.stmt
+        Assignments in `body` of one version to another.
     """
 
     def __init__(self, functions, function: types.FunctionType, kinds: tuple[Kind, ...]):
@@ -63,16 +65,16 @@ class Analysis(Calls):
             else node.body
         )
         self.is_kernel = False
-        self._find(self.written, kinds)
+        self._find(self.written, set(), kinds)
         known: set[str] = set()
         while self._mixed - known:
             known |= self._mixed
-            self._find(versioned(self.written, known, self.parameters), kinds)
+            self._find(*versioned(self.written, known, self.parameters), kinds)
         self._refuse()
 
-    def _find(self, body: list[ast.stmt], kinds):
-        """Find the kinds in `body`, and names in it that hold numbers of several types."""
-        self.body = body
+    def _find(self, body: list[ast.stmt], copies: set[ast.stmt], kinds):
+        """Find the kinds in `body`, and names in it that hold values of several types."""
+        self.body, self.copies = body, copies
         self.env: dict[str, Kind] = dict(zip(self.parameters, kinds, strict=True))
         self.variables = set(self.parameters) | _assigned(body)
         self.returns: Kind | None = None
@@ -163,8 +165,8 @@ class Analysis(Calls):
                 kind = kind._replace(uniform=False)
             old = self.env.get(target.id)
             new = kind if old is None else join(old, kind)
-            types = {type_name(old or kind), type_name(kind)}
-            if len(types) > 1 and "" not in types and plain(target.id) == target.id:
+            types = {form(old or kind), form(kind)}
+            if len(types) > 1 and None not in types and plain(target.id) == target.id:
                 self._mixed.add(target.id)
             grows = old is not None and new.bits > old.bits
             self.env[target.id] = bounded(new) if grows else new

@@ -113,6 +113,13 @@ def type_name(kind: Kind) -> str:
     return (kind.dtype or "int64") if kind.name in ("int", "unsigned") else kind.name
 
 
+def form(kind: Kind) -> tuple | None:
+    """What of a number's or an array's kind is its type; None of anything else."""
+    if kind.name in ("array", "local"):
+        return kind.name, kind.dtype, kind.ndim, kind.shape
+    return (type_name(kind),) if kind.name in NUMBERS else None
+
+
 def wider(a: Kind, b: Kind) -> Kind:
     """Kind to which Numba converts two scalars that meet in a variable or a choice: NumPy's."""
     uniform, names = a.uniform and b.uniform, {a.name, b.name}

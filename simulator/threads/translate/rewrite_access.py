@@ -125,7 +125,14 @@ class AccessRewriter(NumberRewriter):
             value = load(name)
         for target in node.targets:
             statements += self._assign(target, value, kind, node)
-        return statements
+        return self._if_assigned(statements, node) if node in self.analysis.copies else statements
+
+    @staticmethod
+    def _if_assigned(statements: list[ast.stmt], node) -> list[ast.stmt]:
+        """A copy of a version, left out where this way has not assigned it."""
+        unbound = ast.Name(UnboundLocalError.__name__, ast.Load())
+        left_out = ast.ExceptHandler(unbound, None, [ast.Pass()])
+        return [ast.copy_location(ast.Try(statements, [left_out], [], []), node)]
 
     def _value(self, node):
         """The right side of an assignment; a local array may get a second name."""

@@ -8,7 +8,7 @@ import dis
 from ..errors import fail
 from ..mathematics import BUILTINS
 from ..scalars import CASTS
-from .kinds import FLOATS
+from .kinds import FLOATS, INDEX_BITS, NUMBERS, type_name
 from .rewrite import call, load
 from .rewrite_access import AccessRewriter
 from .versions import plain
@@ -30,6 +30,10 @@ def is_plain(operation) -> bool:
     scope = getattr(operation, "scope", "thread")
     wants = getattr(operation, "traffic", "") or getattr(operation, "context", False)
     return scope == "thread" and not wants
+
+
+OF_BITS = ("clz", "popc", "brev")
+"""Functions of ``cuda`` that see how wide their operand is."""
 
 
 class CallRewriter(AccessRewriter):
@@ -160,9 +164,21 @@ class CallRewriter(AccessRewriter):
         if path.startswith("threadfence"):
             self.functions.note_fence()
         arguments, keywords = self._arguments(node)
+        if path in OF_BITS and arguments and self._has_32_bits(node.args[0]):
+            arguments[0] = call(self.bind(CASTS["uint32"], "uint32"), arguments[0])
         name = self.bind(method, "cuda")
         self.functions.keep(method)
-        return ast.Call(load(name), [self.position(node), *arguments], keywords)
+        result = ast.Call(load(name), [self.position(node), *arguments], keywords)
+        kind = self.kind(node)
+        if path in OF_BITS and kind.name in NUMBERS:  # of the operand's type
+            return call(self.bind(CASTS[type_name(kind)], type_name(kind)), result)
+        return result
+
+    def _has_32_bits(self, node) -> bool:
+        """Whether a signed integer is held in 32 bits."""
+        kind = self.kind(node)
+        index = isinstance(node, ast.Attribute) and kind.bits == INDEX_BITS
+        return kind.name == "int" and (kind.dtype == "int32" or index)
 
     def _shared(self, node):
         shape, dtype, alignment = self.analysis.declaration(node)

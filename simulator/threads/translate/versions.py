@@ -1,4 +1,4 @@
-"""Variables that are given values of several types: one variable for each value, as Numba has it.
+"""Variables that are given values of several types: one for each value, as Numba has it.
 
 Numba brings functions into static single assignment form: a name that is assigned again is another
 variable from there on, with a type of its own. Where ways meet that bring different ones, a new
@@ -20,9 +20,9 @@ Block = tuple[list[ast.stmt], Versions | None]
 """Statements, and the versions behind them: None if nothing comes there."""
 
 
-def plain(name: str) -> str:
-    """A variable's name as it is written."""
-    return name.partition(SIGN)[0]
+def plain(text: str) -> str:
+    """A variable's name, or a text with such names, as it is written."""
+    return re.sub(rf"{SIGN}\d+", "", text)
 
 
 def as_written(node: ast.expr) -> str:
@@ -30,17 +30,20 @@ def as_written(node: ast.expr) -> str:
     return re.sub(rf"{SIGN}\d+", "", ast.unparse(node))
 
 
-def versioned(body: list[ast.stmt], names: set[str], parameters: list[str]) -> list[ast.stmt]:
-    """A copy of a function's body where each of `names` has versions.
+def versioned(
+    body: list[ast.stmt], names: set[str], parameters: list[str]
+) -> tuple[list[ast.stmt], set[ast.stmt]]:
+    """A copy of a function's body where each of `names` has versions, with the copies at meetings.
 
-    A name that an inner function, a comprehension or ``:=`` knows too stays as it is.
+    A copy must not fail where its way has not assigned the variable: nothing reads it then. A name
+    that an inner function, a comprehension or ``:=`` knows too stays as it is.
     """
     scopes = (ast.Lambda, ast.FunctionDef, ast.ListComp, ast.GeneratorExp, ast.NamedExpr)
     inner = (one for node in body for one in ast.walk(node) if isinstance(one, scopes))
     shared = {one.id for node in inner for one in ast.walk(node) if isinstance(one, ast.Name)}
     form = _Form(names - shared)
     found, _ = form.block(copy.deepcopy(body), {one: one for one in parameters if one in names})
-    return _kept(found, form.copies, _read(found, form.copies))
+    return _kept(found, form.copies, _read(found, form.copies)), set(form.copies)
 
 
 class _Loop:
