@@ -13,7 +13,7 @@ from ..errors import fail
 from .calls import Calls
 from .kinds import ANY, NONE, Kind, bounded, form, join, of_operation
 from .link import names_of
-from .source import definition
+from .source import assigned, definition
 from .versions import plain, versioned
 
 ALLOWED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr)
@@ -76,7 +76,7 @@ class Analysis(Calls):
         """Find the kinds in `body`, and names in it that hold values of several types."""
         self.body, self.copies = body, copies
         self.env: dict[str, Kind] = dict(zip(self.parameters, kinds, strict=True))
-        self.variables = set(self.parameters) | _assigned(body)
+        self.variables = set(self.parameters) | assigned(*body)
         self.returns: Kind | None = None
         self.varying_loops: set[ast.AST] = set()
         self.early_return = False
@@ -193,12 +193,3 @@ def _tuples(node: ast.AST) -> list[ast.expr]:
         for one in lists
         if isinstance(one, ast.List) and all(isinstance(part, ast.Constant) for part in one.elts)
     ]
-
-
-def _assigned(body) -> set[str]:
-    return {
-        node.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }

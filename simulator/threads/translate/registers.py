@@ -10,6 +10,7 @@ import ast
 
 from ..errors import Place
 from .infer import Analysis
+from .source import assigned
 
 
 def run_time_indices(analysis: Analysis) -> list[Place]:
@@ -27,10 +28,10 @@ def _statements(analysis, body, known: set[str], found: list[Place]) -> set[str]
     """Note the lines in `body`; gives the variables that are known after it."""
     for node in analysis.live(body):
         if isinstance(node, ast.For | ast.While):
-            changed = _assigned(node.body)
+            changed = assigned(*node.body)
             inner = known - changed
             if isinstance(node, ast.For):
-                target = _assigned([node.target])
+                target = assigned(node.target)
                 fixed = analysis.constant_range(node.iter) is not None
                 inner = inner | target if fixed else inner - target
                 changed |= target
@@ -44,7 +45,7 @@ def _statements(analysis, body, known: set[str], found: list[Place]) -> set[str]
         else:
             _note(analysis, node, known, found)
             fixed = isinstance(node, ast.Assign) and _is_known(node.value, known, analysis)
-            known = known | _assigned([node]) if fixed else known - _assigned([node])
+            known = known | assigned(node) if fixed else known - assigned(node)
     return known
 
 
@@ -53,15 +54,6 @@ def _note(analysis, node, known, found) -> None:
         local = isinstance(one, ast.Subscript) and analysis.kind(one.value).name == "local"
         if local and not all(_is_known(i, known, analysis) for i in analysis.indices(one)):
             found.append(analysis.place(one))
-
-
-def _assigned(nodes) -> set[str]:
-    return {
-        one.id
-        for node in nodes
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
 
 
 def _is_known(node, known, analysis) -> bool:

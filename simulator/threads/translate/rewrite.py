@@ -16,7 +16,7 @@ from ..log import Site
 from ..mathematics import BUILTINS
 from ..scalars import CASTS
 from .infer import Analysis
-from .kinds import FLOATS, INDEX_ROOTS, INTEGERS, NUMBERS, Kind, type_name
+from .kinds import INDEX_ROOTS, NUMBERS, Kind, type_name
 
 ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides", "T")
 """Of arrays, that kernels may read."""
@@ -132,8 +132,7 @@ class Rewriter(ast.NodeTransformer):
         return False
 
     def _is_scalar_call(self, node) -> bool:
-        known = (*FLOATS, *INTEGERS, "unsigned")
-        return all(self.kind(one).name in known for one in node.args)
+        return all(self.kind(one).name in NUMBERS for one in node.args)
 
     def visit_Name(self, node):
         """A variable, or what a global name stands for."""

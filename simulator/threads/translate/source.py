@@ -52,3 +52,13 @@ def definition(function: types.FunctionType) -> Function:
             where,
         )
     return copy.deepcopy(nodes[0])
+
+
+def assigned(*nodes: ast.AST) -> set[str]:
+    """Names that are given a value within."""
+    return {
+        one.id
+        for node in nodes
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }

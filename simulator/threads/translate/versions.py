@@ -13,6 +13,8 @@ import ast
 import copy
 import re
 
+from .source import assigned
+
 SIGN = "·"
 Versions = dict[str, str]
 """The variable that stands for a name, at one point of the text."""
@@ -165,7 +167,7 @@ class _Form(ast.NodeTransformer):
         before = self.at
         if isinstance(node, ast.For):
             node.iter = self.visit(node.iter)
-        changed = sorted(_stored(node) & self._names)
+        changed = sorted(assigned(node) & self._names)
         loop = _Loop(*({name: self._new(name) for name in changed} for _ in range(2)))
         start = self._meet(loop.head, before, node)
         head = self.at = before | loop.head
@@ -183,14 +185,6 @@ class _Form(ast.NodeTransformer):
         if end is not None:
             node.orelse += self._meet(loop.after, end, node)
         return [*start, node], before | loop.after
-
-
-def _stored(node: ast.AST) -> set[str]:
-    return {
-        one.id
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
 
 
 def _read(body: list[ast.stmt], copies: dict) -> set[str]:
